@@ -1,0 +1,158 @@
+"""What `make demo` shows: the same agent sessions asked directly and through the proxy, side by side.
+
+Owns: the scene and the table. Two tiny models, the kind that forgives (dense) and the kind that doesn't (hybrid, with
+the tools after the system text); for each a llama-server of its own for either way, with the same flags. Nothing is
+left running or on disk, except the models in the developer's cache.
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+
+from proxy.demo.asking import Turn, ask_in_turns
+from proxy.demo.proxies import ProxyProcess, ProxyStartError
+from proxy.demo.servers import LlamaServer, NoServerError, ServerBinary, ServerStartError, find_server
+from proxy.demo.sessions import Body, session
+
+PREFIX_TOKENS = 3000
+CONTEXT = 32768
+SAYS = ("now fix it and run the tests again",)
+MUCH = 0.5  # a proxied turn that prefills less than this share of the direct one is shown in green
+
+PROJECT = """\
+run the tests before you say that it is done. keep lines short. never change a file in data without need."""
+
+NEEDS = "the demo needs its packages: pip install -e '.[demo]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One table: a model, and what to call it."""
+
+    title: str
+    model: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same turn, both ways, and how the proxy says that it came to be warm."""
+
+    direct: Turn
+    proxied: Turn
+    source: str
+
+
+def main() -> int:
+    """Run the demo; returns the exit status."""
+    progress = Console(stderr=True)
+    try:
+        binary = find_server()
+        scenes = _scenes()
+        progress.print(f"llama-server: {binary.path}", style="dim", soft_wrap=True)
+        for scene in scenes:
+            with _told(progress, scene.title) as tell:
+                comparisons = _compare(scene, binary, tell)
+            Console().print(table(scene.title, comparisons), "")
+    except ModuleNotFoundError as missing:
+        progress.print(f"{missing}; {NEEDS}", markup=False, soft_wrap=True)
+    except (NoServerError, ServerStartError, ProxyStartError, aiohttp.ClientError) as trouble:
+        progress.print(str(trouble), markup=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        return 130
+    else:
+        return 0
+    return 1
+
+
+def table(title: str, comparisons: Sequence[Comparison]) -> Table:
+    """One row for each turn, direct beside proxied."""
+    shown = Table(title=title, title_justify="left", title_style="bold", show_footer=True)
+    direct, proxied = [pair.direct for pair in comparisons], [pair.proxied for pair in comparisons]
+    totals = ["all", "", "", f"{sum(turn.prompt_tokens for turn in direct):,}"]
+    totals += [f"{sum(turn.prefilled for turn in way):,}" for way in (direct, proxied)]
+    totals += [f"{sum(turn.reused for turn in way):,}" for way in (direct, proxied)]
+    totals += [f"{sum(turn.first_token_ms for turn in way):,.0f} ms" for way in (direct, proxied)]
+    for name, total in zip(("session", "turn", "source"), totals, strict=False):
+        shown.add_column(name, total)
+    figures = ["prompt\ntokens"]
+    figures += [f"{what}\n{way}" for what in ("prefilled", "reused", "first token") for way in ("direct", "proxied")]
+    for name, total in zip(figures, totals[3:], strict=True):
+        shown.add_column(name, total, justify="right")
+    for pair in comparisons:
+        shown.add_row(*_row(pair))
+    return shown
+
+
+def _row(pair: Comparison) -> list[str]:
+    direct, proxied = pair.direct, pair.proxied
+    style = "green" if proxied.prefilled < MUCH * direct.prefilled else "none"
+    pairs = [
+        (f"{direct.prefilled:,}", f"{proxied.prefilled:,}"),
+        (f"{direct.reused:,}", f"{proxied.reused:,}"),
+        (f"{direct.first_token_ms:,.0f} ms", f"{proxied.first_token_ms:,.0f} ms"),
+    ]
+    figures = [text for before, after in pairs for text in (before, f"[{style}]{after}[/]")]
+    return [proxied.session, str(proxied.number), pair.source, f"{proxied.prompt_tokens:,}", *figures]
+
+
+def _scenes() -> list[Scene]:
+    # Imported here: these packages are the demo's own, and whoever lacks them is told so.
+    from proxy.demo.models import model_path  # noqa: PLC0415
+
+    return [
+        Scene("dense model, tools before the system text", model_path("dense")),
+        Scene("hybrid model, tools after the system text", model_path("hybrid", tools_last=True)),
+    ]
+
+
+def _sessions() -> list[tuple[str, Body]]:
+    contexts = {"~/shop": None, "~/blog": PROJECT, "~/notes": None}
+    return [
+        (folder, session(folder.replace("~", "/home/me"), project_context=context, prefix_tokens=PREFIX_TOKENS))
+        for folder, context in contexts.items()
+    ]
+
+
+def _compare(scene: Scene, binary: ServerBinary, tell: Callable[[str], None]) -> list[Comparison]:
+    with tempfile.TemporaryDirectory(prefix="pi-prefix-cache-demo-") as made:
+        home = Path(made)
+        with _server(scene, binary, home / "direct") as server:
+            direct = _ask(server.base_url, lambda what: tell(f"directly: {what}"))
+        with _server(scene, binary, home / "slots") as server:
+            proxy = ProxyProcess(server.base_url, home, "--persist", "1", "--slot-dir", str(home / "slots"))
+            with proxy:
+                proxied = _ask(proxy.base_url, lambda what: tell(f"through the proxy: {what}"))
+        sources = [str(line.get("source", "")) for line in proxy.requests()]
+    sources += [""] * (len(proxied) - len(sources))
+    return [Comparison(*pair) for pair in zip(direct, proxied, sources, strict=True)]
+
+
+def _ask(base_url: str, tell: Callable[[str], None]) -> list[Turn]:
+    return asyncio.run(ask_in_turns(base_url, _sessions(), SAYS, tell))
+
+
+def _server(scene: Scene, binary: ServerBinary, slots: Path) -> LlamaServer:
+    slots.mkdir()
+    return LlamaServer(scene.model, "--slot-save-path", str(slots), ctx=CONTEXT, binary=binary)
+
+
+@contextmanager
+def _told(progress: Console, title: str) -> Iterator[Callable[[str], None]]:
+    """Give a function that shows what is waited for: in one changing line, or line by line where that can't be."""
+    if not progress.is_terminal:
+        yield lambda what: progress.print(f"{title}: {what}", soft_wrap=True)
+        return
+    with progress.status(title) as status:
+        yield lambda what: status.update(f"{title}: {what} …")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""How to talk to llama-server: client, renderer, answers, probe."""

@@ -1,0 +1,273 @@
+"""Our own calls to llama-server: each a typed question with a typed answer, or a `ControlFailed` that says why not.
+
+Owns paths, bodies and the reading of answers; refuses to decide when a call is safe. Each call takes the headers that
+authorise it (the client's own, or the configured key's), so that nobody's key serves anybody else. A status of 500 and
+up, or an answer that isn't what it should be, is a failure like a refused connection: the caller goes on without.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+
+from proxy.errors import PrefixCacheError
+from proxy.llama.upstream import Upstream
+from proxy.slots.ledger import Look
+
+Auth = Mapping[str, str]
+NO_OUTPUT = 'root ::= ""'
+"""A grammar that allows nothing: the one token that is sampled is always end-of-text, never half a character."""
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+
+class ControlFailed(PrefixCacheError):  # noqa: N818
+    """A call of ours did not do what it should."""
+
+    def __init__(self, what: str, status: int = 0) -> None:
+        super().__init__(f"{what}: HTTP {status}" if status else what)
+        self.code = status
+        """HTTP status, 0 where there was no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What came of prefilling a prompt."""
+
+    slot: int
+    """-1 where the answer did not say."""
+    prompt_n: int
+    cache_n: int
+    prompt_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """What the server says of a state file it has written or read."""
+
+    n_tokens: int
+    n_bytes: int
+
+
+class LlamaClient:
+    """Talks to one llama-server, or to one model of a router."""
+
+    def __init__(
+        self, upstream: Upstream, session: aiohttp.ClientSession, *, control_s: float, model: str = ""
+    ) -> None:
+        self.upstream = upstream
+        self._session = session
+        self._control_s = control_s
+        self._model = model
+
+    async def props(self, auth: Auth, timeout_s: float | None = None) -> dict[str, Any]:
+        """`GET /props`."""
+        return await self._object("GET", "/props", auth, timeout_s=timeout_s)
+
+    async def models(self, auth: Auth) -> dict[str, Any]:
+        """`GET /v1/models`."""
+        return await self._object("GET", "/v1/models", auth)
+
+    async def lora_adapters(self, auth: Auth) -> list[Any]:
+        """`GET /lora-adapters`; empty where there are none or the build does not know the path."""
+        try:
+            told = await self._json("GET", "/lora-adapters", auth)
+        except ControlFailed as error:
+            if error.code:
+                return []
+            raise
+        return told if isinstance(told, list) else []
+
+    async def slots(self, auth: Auth, timeout_s: float | None = None) -> list[Look]:
+        """`GET /slots`; raises with code 501 under `--no-slots`."""
+        told = await self._json("GET", "/slots", auth, timeout_s=timeout_s)
+        if not isinstance(told, list):
+            raise ControlFailed("/slots did not answer with a list")
+        return [_look(slot) for slot in told if isinstance(slot, dict)]
+
+    async def render(self, body: bytes, auth: Auth) -> str:
+        """`POST /apply-template` of a chat body."""
+        told = await self._object("POST", "/apply-template", auth, body)
+        if not isinstance(prompt := told.get("prompt"), str):
+            raise ControlFailed("/apply-template answered without a prompt")
+        return prompt
+
+    async def tokenize(self, text: str, auth: Auth) -> list[int]:
+        """`POST /tokenize`, as the server tokenises a rendered prompt."""
+        body = orjson.dumps({"content": text, "add_special": True, "parse_special": True})
+        told = await self._object("POST", "/tokenize", auth, body)
+        tokens = told.get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+            raise ControlFailed("/tokenize answered without token ids")
+        return tokens
+
+    async def prefill(
+        self, tokens: Sequence[int], auth: Auth, timeout_s: float, progressed: Callable[[int], None] | None = None
+    ) -> Warmed:
+        """Have a prompt of exactly these tokens prefilled, in the slot that the server chooses.
+
+        Streamed with progress: only then does the server notice, within a batch, that we have gone.
+        """
+        body = {
+            **self._completion(tokens),
+            "stream": True,
+            "return_progress": True,
+        }
+        return await self._streamed("/completion", orjson.dumps(body), auth, timeout_s, progressed)
+
+    async def prefill_chat(self, body: bytes, auth: Auth, timeout_s: float) -> Warmed:
+        """The fallback where tokens can't be had: a chat request that generates nothing."""
+        return await self._streamed("/v1/chat/completions", body, auth, timeout_s, None)
+
+    async def copy(self, slot: int, auth: Auth, timeout_s: float) -> None:
+        """Have a slot's content copied to host memory: an empty prompt takes nothing from it and adds nothing."""
+        await self._object("POST", "/completion", auth, self._aimed([[]], slot), timeout_s=timeout_s)
+
+    async def displace(self, slot: int, token: int, auth: Auth, timeout_s: float) -> None:
+        """Overwrite a slot with one token; its content is copied to host memory first, where there is any."""
+        await self._object("POST", "/completion", auth, self._aimed([token], slot), timeout_s=timeout_s)
+
+    async def erase(self, slot: int, auth: Auth, timeout_s: float) -> None:
+        """`POST /slots/N?action=erase`; raises with code 501 where slot actions are off."""
+        await self._act(slot, "erase", {}, auth, timeout_s)
+
+    async def save(self, slot: int, filename: str, auth: Auth, timeout_s: float) -> SlotFile:
+        """Write a slot's state to a file in the server's own directory."""
+        told = await self._act(slot, "save", {"filename": filename}, auth, timeout_s)
+        return SlotFile(_count(told, "n_saved"), _count(told, "n_written"))
+
+    async def restore(self, slot: int, filename: str, auth: Auth, timeout_s: float) -> SlotFile:
+        """Read a slot's state from a file; on any failure the slot is empty."""
+        told = await self._act(slot, "restore", {"filename": filename}, auth, timeout_s)
+        return SlotFile(_count(told, "n_restored"), _count(told, "n_read"))
+
+    async def probabilities(
+        self, tokens: Sequence[int], auth: Auth, timeout_s: float, count: int = 5
+    ) -> tuple[Warmed, dict[int, float]]:
+        """Prefill, and tell the log-probabilities of the likeliest next tokens by token id."""
+        body = {**self._completion(tokens), "n_probs": count, "response_fields": [*_FIELDS, "completion_probabilities"]}
+        told = await self._object("POST", "/completion", auth, orjson.dumps(body), timeout_s=timeout_s)
+        return _warmed(told), _top_logprobs(told)
+
+    def _completion(self, tokens: Sequence[int]) -> dict[str, Any]:
+        body = {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True, "grammar": NO_OUTPUT, "temperature": 0}
+        return {"model": self._model, **body} if self._model else body
+
+    def _aimed(self, prompt: Sequence[Any], slot: int) -> bytes:
+        return orjson.dumps({**self._completion(()), "prompt": prompt, "id_slot": slot, "response_fields": _FIELDS})
+
+    async def _act(self, slot: int, action: str, body: dict[str, Any], auth: Auth, timeout_s: float) -> dict[str, Any]:
+        told = {"model": self._model, **body} if self._model else body
+        return await self._object(
+            "POST", f"/slots/{slot}?action={action}", auth, orjson.dumps(told), timeout_s=timeout_s
+        )
+
+    async def _object(
+        self, method: str, path: str, auth: Auth, body: bytes | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        told = await self._json(method, path, auth, body, timeout_s)
+        if not isinstance(told, dict):
+            raise ControlFailed(f"{path} did not answer with an object")
+        return told
+
+    async def _json(
+        self, method: str, path: str, auth: Auth, body: bytes | None = None, timeout_s: float | None = None
+    ) -> Any:
+        limit = aiohttp.ClientTimeout(total=timeout_s or self._control_s)
+        try:
+            async with self._session.request(
+                method, self._url(method, path), data=body, headers=_headers(auth, body), timeout=limit
+            ) as answer:
+                text = await answer.content.read(MAX_ANSWER_BYTES)
+                while piece := await answer.content.read(MAX_ANSWER_BYTES - len(text)):
+                    text += piece
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ControlFailed(f"{path}: {type(error).__name__}") from error
+        if answer.status != HTTPStatus.OK:
+            raise ControlFailed(path, answer.status)
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise ControlFailed(f"{path} did not answer with JSON") from error
+
+    async def _streamed(
+        self, path: str, body: bytes, auth: Auth, timeout_s: float, progressed: Callable[[int], None] | None
+    ) -> Warmed:
+        last: dict[str, Any] = {}
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.post(
+                self._url("POST", path), data=body, headers=_headers(auth, body), timeout=limit
+            ) as answer:
+                if answer.status != HTTPStatus.OK:
+                    raise ControlFailed(path, answer.status)
+                async for line in answer.content:
+                    event = _event(line)
+                    last = event if "timings" in event else last
+                    if progressed and isinstance(told := event.get("prompt_progress"), dict):
+                        progressed(_count(told, "processed"))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ControlFailed(f"{path}: {type(error).__name__}") from error
+        if not last:
+            raise ControlFailed(f"{path} ended without figures")
+        return _warmed(last)
+
+    def _url(self, method: str, path: str) -> str:
+        if self._model and method == "GET":
+            path += f"{'&' if '?' in path else '?'}model={quote(self._model, safe='')}&autoload=false"
+        return self.upstream.control(path)
+
+
+_FIELDS = ["timings", "tokens_cached", "id_slot"]
+
+
+def _headers(auth: Auth, body: bytes | None) -> dict[str, str]:
+    return {**auth, "Content-Type": "application/json"} if body is not None else dict(auth)
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    if not line.startswith(b"data:"):
+        return {}
+    try:
+        told = orjson.loads(line[5:])
+    except orjson.JSONDecodeError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _count(told: Mapping[str, Any], name: str) -> int:
+    value = told.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _warmed(told: Mapping[str, Any]) -> Warmed:
+    timings = told.get("timings")
+    if not isinstance(timings, dict):
+        raise ControlFailed("the answer has no timings")
+    slot = told.get("id_slot")
+    took = timings.get("prompt_ms")
+    return Warmed(
+        slot if isinstance(slot, int) else -1,
+        _count(timings, "prompt_n"),
+        _count(timings, "cache_n"),
+        float(took) if isinstance(took, int | float) else 0.0,
+    )
+
+
+def _look(slot: Mapping[str, Any]) -> Look:
+    task = slot.get("id_task")
+    busy = slot.get("is_processing")
+    n_tokens = max(_count(slot, "n_prompt_tokens"), 0)
+    # Builds that number no tasks say -1 for "none yet".
+    return Look(_count(slot, "id"), task if isinstance(task, int) and task >= 0 else None, n_tokens, busy is True)
+
+
+def _top_logprobs(told: Mapping[str, Any]) -> dict[int, float]:
+    try:
+        top = told["completion_probabilities"][0]["top_logprobs"]
+        return {int(entry["id"]): float(entry["logprob"]) for entry in top}
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ControlFailed("the answer has no log-probabilities") from error

@@ -1,0 +1,32 @@
+"""Finding the exact prefix: the tokens that every session with these rendering inputs begins with.
+
+Owns the asking (`/apply-template`, `/tokenize`); which bodies to render and what their token lists have in common is
+`request.rendering`. All is asked at once; a server answers each in about a millisecond.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from proxy.llama.client import Auth, LlamaClient
+from proxy.request.body import ChatRequest
+from proxy.request.prefix import StablePrefix
+from proxy.request.rendering import common_prefix, variants
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """An exact prefix and how it was found."""
+
+    tokens: tuple[int, ...]
+    n_real: int
+    """Tokens of the real request's whole prompt, to be compared with the server's own count."""
+
+
+async def exact_prefix(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> Rendered:
+    """Render and compare; raises ControlFailed where the server can't render."""
+
+    async def tokens(body: bytes) -> list[int]:
+        return await client.tokenize(await client.render(body, auth), auth)
+
+    lists = await asyncio.gather(*(tokens(body) for body in variants(request, prefix)))
+    return Rendered(tuple(common_prefix(lists)), len(lists[0]))

@@ -1,0 +1,59 @@
+"""The conversation that a request belongs to: one running hash for each of its messages.
+
+An agent resends all earlier messages unchanged and appends, so one conversation continues another exactly when the
+hashes of the earlier one are a proper prefix of the later one's. Each hash covers everything before it; one
+comparison at the right place therefore compares all. The chain starts from what else decides the tokens (rendering
+inputs, model): the same messages under other tools are another conversation.
+"""
+
+import hashlib
+from itertools import takewhile
+
+import orjson
+
+from proxy.request.body import ChatRequest
+from proxy.request.rendering import rendering_inputs
+
+HASH_BYTES = 16
+
+
+def inputs_key(request: ChatRequest) -> bytes:
+    """What a chain starts from: the model and the rendering inputs, key order kept."""
+    return _hash(orjson.dumps([request.model, rendering_inputs(request)]))
+
+
+def chain(request: ChatRequest, inputs_key: bytes) -> tuple[bytes, ...]:
+    """One running hash for each message."""
+    hashes: list[bytes] = []
+    running = _hash(inputs_key)
+    for message in request.messages:
+        running = _hash(running, orjson.dumps(message))
+        hashes.append(running)
+    return tuple(hashes)
+
+
+def message_sizes(request: ChatRequest) -> tuple[int, ...]:
+    """Bytes of each message's JSON, to estimate tokens from."""
+    return tuple(len(orjson.dumps(message)) for message in request.messages)
+
+
+def continues(later: tuple[bytes, ...], earlier: tuple[bytes, ...]) -> bool:
+    """Whether `later` is `earlier` with something appended; equal length is a retry or an edit."""
+    return 0 < len(earlier) < len(later) and later[len(earlier) - 1] == earlier[-1]
+
+
+def shared_messages(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> int:
+    """How many leading messages are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def has_assistant_turns(request: ChatRequest) -> bool:
+    """Whether the request is in mid-conversation."""
+    return any(message.get("role") == "assistant" for message in request.messages)
+
+
+def _hash(*pieces: bytes) -> bytes:
+    whole = hashlib.blake2b(digest_size=HASH_BYTES)
+    for piece in pieces:
+        whole.update(piece)
+    return whole.digest()

@@ -1,0 +1,77 @@
+"""What decides how a request is rendered into tokens, and how to find out what all such requests begin with.
+
+The exact prefix (the tokens that every session with these rendering inputs begins with) can't be cut out of one
+rendering: tokens merge across a cut, and templates put things before and after the system text. So the real request
+is rendered beside several made-up ones that agree with it in everything stable and differ right after it; what their
+token lists have in common is the exact prefix. This module makes the bodies and compares the lists; asking the
+server is `llama`'s part.
+
+Key order is kept everywhere: the same tools in another order are other tokens.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import orjson
+
+from proxy.request.body import ChatRequest
+from proxy.request.prefix import MARKERS, StablePrefix, with_tail
+
+RENDERING_FIELDS: tuple[str, ...] = (
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "json_schema",
+    "reasoning_effort",
+    "reasoning_format",
+    "chat_template_kwargs",
+    "thinking_budget_tokens",
+    "reasoning_budget_tokens",
+    "reasoning_budget",
+    "reasoning_budget_message",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+_FIELDS = frozenset(RENDERING_FIELDS)
+
+# One tail for each way that a known section can begin (four characters tell them apart), and one that goes on
+# within the line, for boundaries that a user has added.
+_TAILS: tuple[str, ...] = (*{marker[:4]: marker for marker in MARKERS}.values(), "x")
+_USERS = ("Why?", "1 + 1", "{}", "\u00e9t\u00e9", "(a)", "\n", "- b", "zero")
+
+
+def rendering_inputs(request: ChatRequest) -> dict[str, Any]:
+    """The fields that change a rendering, as they came; messages apart."""
+    return {name: value for name, value in request.fields.items() if name in _FIELDS}
+
+
+def rendering_key(request: ChatRequest, prefix: StablePrefix) -> str:
+    """Under what the exact prefix of such requests is remembered (64 hex digits); one server model assumed."""
+    told = [rendering_inputs(request), prefix.role, prefix.text]
+    return hashlib.sha256(orjson.dumps(told)).hexdigest()
+
+
+def variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
+    """Bodies for `POST /apply-template`: the real request first, then made-up ones with other tails and users."""
+    system = request.messages[prefix.position]
+    shared: dict[str, Any] = {"model": request.model} if request.model else {}
+    shared |= rendering_inputs(request)
+    bodies = [orjson.dumps({**shared, "messages": request.messages})]
+    for tail, user in zip(_TAILS, cycle(_USERS), strict=False):
+        retold = {**system, "content": with_tail(system["content"], len(prefix.text), tail + user)}
+        bodies.append(orjson.dumps({**shared, "messages": [retold, {"role": "user", "content": user}]}))
+    return bodies
+
+
+def common_prefix(token_lists: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens that all lists begin with; none for no lists."""
+    if not token_lists:
+        return []
+    # All lists share what the smallest and the largest of them share.
+    lists = [list(tokens) for tokens in token_lists]
+    first, last = min(lists), max(lists)
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:same]

@@ -1,0 +1,135 @@
+"""The running proxy: every request's way on one screen.
+
+Chat completions are read whole and go through the engine; everything else streams past it, and what may have used a
+slot makes the engine forget what it believed.
+"""
+
+import asyncio
+from http import HTTPStatus
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from proxy.llama.client import LlamaClient
+from proxy.llama.upstream import Upstream
+from proxy.logs import get_logger
+from proxy.serving.engine import Engine
+from proxy.serving.forward import Forwarder
+from proxy.serving.inbound import Listener, TooLong, listen, read_whole
+from proxy.serving.reporting import Reporter
+from proxy.serving.visit import Visit, understand
+from proxy.settings import Settings
+
+CHAT_PATHS = frozenset({"/v1/chat/completions", "/chat/completions"})
+READ_LIMIT = 256 * 1024 * 1024
+LARGE_BODY = 256 * 1024
+"""Larger ones are read off the event loop."""
+SLOT_PATHS = (
+    "/completion", "/completions", "/v1/completions", "/infill", "/embedding", "/embeddings", "/v1/embeddings",
+    "/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v1/messages", "/v1/responses", "/responses",
+    "/slots/", "/lora-adapters", "/models/",
+)  # fmt: skip
+"""POSTs to these may change what slots hold."""
+
+log = get_logger()
+
+
+class Proxy:
+    """Forwards, and prepares slots on the way."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.upstream = Upstream.parse(settings.base_url)
+        self.forwarder = Forwarder(self.upstream, connect_s=settings.control_timeout)
+        self.reporter = Reporter()
+        self._control: aiohttp.ClientSession | None = None
+        self._engine: Engine | None = None
+        self._listener: Listener | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; there is one once started."""
+        if self._engine is None:
+            raise RuntimeError("the proxy has not started")
+        return self._engine
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._listener.port if self._listener else 0
+
+    async def start(self) -> None:
+        """Listen."""
+        await self.forwarder.start()
+        self._control = control_session(self.settings)
+        client = LlamaClient(self.upstream, self._control, control_s=self.settings.control_timeout)
+        self._engine = Engine(self.settings, client, self.reporter)
+        self._listener = await listen(self.handle, self.settings.host, self.settings.port)
+        self.forwarder.refuse_self(self._listener.host, self._listener.port)
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Stop listening, let answers end within the limit, stop."""
+        if self._listener is not None:
+            await self._listener.close(drain_s)
+        if self._engine is not None:
+            await self._engine.close()
+        if self._control is not None:
+            await self._control.close()
+        await self.forwarder.close()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request."""
+        path = request.raw_path.partition("?")[0]
+        if request.method == "POST" and path in CHAT_PATHS:
+            return await self._chat(request)
+        watcher = Touching(self.engine) if request.method == "POST" and path.startswith(SLOT_PATHS) else None
+        return await self.forwarder.forward(request, None, watcher)
+
+    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await read_whole(request, READ_LIMIT)
+        if isinstance(body, TooLong):
+            return await self.forwarder.forward(request, body, Touching(self.engine))
+        ticket = await self.engine.enter(await self._understand(body, request))
+        ticket.path = request.raw_path
+        try:
+            self.reporter.proceeding(ticket)
+            self.engine.sent(ticket)
+            return await self.forwarder.forward(request, body, ticket)
+        finally:
+            ticket.settle()
+
+    async def _understand(self, body: bytes, request: web.BaseRequest) -> Visit:
+        if len(body) > LARGE_BODY:
+            return await asyncio.to_thread(understand, body, request.headers, self.settings)
+        return understand(body, request.headers, self.settings)
+
+
+class Touching:
+    """Watches an answer of which only that it may have used a slot is known."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def began(self, status: int, headers: CIMultiDictProxy[str]) -> None:
+        """The server answers."""
+        if status < HTTPStatus.BAD_REQUEST or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._engine.touched()
+
+    def passed(self, data: bytes) -> None:
+        """Nothing to see."""
+
+    def ended(self, complete: bool) -> None:
+        """What it left behind is not known."""
+        self._engine.touched()
+
+
+def control_session(settings: Settings) -> aiohttp.ClientSession:
+    """For our own calls: nothing from the environment, no cookies, connections forgotten before the server does."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.control_timeout),
+        trust_env=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=1 << 20,
+    )

@@ -1,0 +1,110 @@
+"""All that is known of one model on one upstream: beliefs, capabilities, identity, prefixes, and who is waiting.
+
+One record a model from the first day, so that a router of many models is only more records. Changed by the engine
+only. Nothing here does I/O.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+
+from proxy.llama.client import LlamaClient
+from proxy.llama.identity import Process
+from proxy.request.fingerprint import ModelIdentity
+from proxy.serving.gate import Gate, Turn
+from proxy.slots.capabilities import Capabilities
+from proxy.slots.ledger import Ledger, Look
+
+MAX_PREFIXES = 64
+MAX_KNOWN_KEYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPrefix:
+    """An exact prefix as it is remembered."""
+
+    key: str
+    """Key of its checkpoint; in the fallback by chat request, of its rendering inputs."""
+    tokens: "array[int]"
+    n_real: int
+    derived_on: date
+
+    @property
+    def n_tokens(self) -> int:
+        """Its length."""
+        return len(self.tokens)
+
+
+@dataclass(slots=True)
+class Model:
+    """One model on one server process."""
+
+    client: LlamaClient
+    process: Process | None = None
+    identity: ModelIdentity | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    able: Capabilities = field(default_factory=Capabilities)
+    gate: Gate = field(default_factory=Gate)
+    turn: Turn = field(default_factory=Turn)
+    prefixes: OrderedDict[str, ExactPrefix] = field(default_factory=OrderedDict)
+    flights: dict[str, asyncio.Task[int]] = field(default_factory=dict)
+    """Warm-ups under way, by prefix key."""
+    interest: Counter[str] = field(default_factory=Counter)
+    """Requests that wait or are being prepared, by rendering key."""
+    settling: set[asyncio.Task[None]] = field(default_factory=set)
+    last_answer: float = 0.0
+    """When the server last said anything, on the monotonic clock."""
+    renders: bool = True
+    """Whether renderings have the server's own token counts."""
+    prompt_ms_per_token: float = 0.0
+    """Measured on this server; 0 until a prompt of some length was prefilled."""
+    _known_keys: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    _salt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+
+    def began_process(self, process: Process, identity: ModelIdentity, looks: list[Look]) -> None:
+        """Another server process: believe nothing of the earlier one."""
+        is_other_model = self.identity is not None and self.identity != identity
+        self.process, self.identity = process, identity
+        if is_other_model:
+            self.prefixes.clear()
+        self.renders = True
+        self.able = Capabilities(total_slots=process.total_slots, n_ctx=process.n_ctx, shows_slots=bool(looks))
+        self.ledger.forget(process.total_slots)
+        if looks:
+            self.ledger.first_look(looks)
+        self.gate.resize(process.total_slots)
+        self._known_keys.clear()
+
+    def remember(self, rendering: str, prefix: ExactPrefix) -> None:
+        """Keep an exact prefix; the least recently used go."""
+        self.prefixes[rendering] = prefix
+        self.prefixes.move_to_end(rendering)
+        while len(self.prefixes) > MAX_PREFIXES:
+            self.prefixes.popitem(last=False)
+
+    def recall(self, rendering: str, today: date) -> ExactPrefix | None:
+        """The exact prefix of these rendering inputs, unless a template may have printed another date into it."""
+        found = self.prefixes.get(rendering)
+        if found is None or found.derived_on != today:
+            return None
+        self.prefixes.move_to_end(rendering)
+        return found
+
+    def is_welcome(self, auth: Mapping[str, str]) -> bool:
+        """Whether the server has accepted these credentials before; what is kept is a salted hash."""
+        return self._hash(auth) in self._known_keys
+
+    def welcomed(self, auth: Mapping[str, str]) -> None:
+        """The server accepted these credentials."""
+        self._known_keys[self._hash(auth)] = None
+        while len(self._known_keys) > MAX_KNOWN_KEYS:
+            self._known_keys.popitem(last=False)
+
+    def _hash(self, auth: Mapping[str, str]) -> bytes:
+        told = "\0".join(f"{name}:{value}" for name, value in sorted(auth.items()))
+        return hashlib.blake2b(told.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=16).digest()

@@ -1,0 +1,144 @@
+"""What the engine tells people: one line for each thing that happened, one canonical line for each request.
+
+Owns the words. Decides nothing, and never sees a prompt's text: fingerprints, counts and reasons only. Troubles are
+said once per reason, then at most every hour, with how often they came.
+"""
+
+import time
+from collections.abc import Sequence
+
+from proxy.llama.client import Warmed
+from proxy.logs import SaidOnce, get_logger
+from proxy.request.fingerprint import shown
+from proxy.serving.model import Model
+from proxy.serving.ticket import Ticket
+from proxy.slots.plan import Source
+
+log = get_logger()
+
+
+class Reporter:
+    """Writes the engine's lines."""
+
+    def __init__(self) -> None:
+        self._said = SaidOnce()
+
+    def met(self, model: Model) -> None:
+        """A server process was met for the first time."""
+        told = model.process
+        if told is not None:
+            words = f"server: {told.total_slots} slot(s) of {told.n_ctx} tokens, {told.build or 'unknown build'}"
+            log.info("server", line=words, slots=told.total_slots, n_ctx=told.n_ctx, build=told.build)
+
+    def planned(self, ticket: Ticket) -> None:
+        """A plan was made."""
+        plan, name = ticket.plan, shown(ticket.fingerprint)
+        fields = {
+            "fingerprint": name,
+            "checkpoint": ticket.need.prefix_key,
+            "source": str(plan.source),
+            "reason": plan.reason,
+        }
+        if name and ticket.need.prefix_key:
+            log.info("plan", line=f"fingerprint={name} checkpoint={ticket.need.prefix_key}", **fields)
+        if plan.source is Source.HIT and plan.slot is not None:
+            log.info(
+                "hit",
+                line=f"cache=HIT (slot {plan.slot} already warmed for this fingerprint)",
+                slot=plan.slot,
+                **fields,
+            )
+        elif plan.source is Source.WARM_UP:
+            log.info("miss", line="no checkpoint → cold build", **fields)
+
+    def warming(self, ticket: Ticket, slot: int) -> None:
+        """A warm-up starts."""
+        log.info(
+            "warming", line=f"cache=MISS → warming slot={slot} (cold)", slot=slot, n_tokens=ticket.need.prefix_tokens
+        )
+
+    def warmed(self, slot: int, told: Warmed) -> None:
+        """A warm-up has ended well."""
+        words = f"warm-up done: HTTP 200 prompt_n={told.prompt_n} cache_n={told.cache_n}"
+        log.info(
+            "warmed", line=words, slot=slot, prompt_n=told.prompt_n, cache_n=told.cache_n, prompt_ms=told.prompt_ms
+        )
+
+    def proceeding(self, ticket: Ticket) -> None:
+        """The request is forwarded now."""
+        plan = ticket.plan
+        words = f"normal request proceeding (source={plan.source})"
+        if plan.source is Source.NONE:
+            words = f"normal request proceeding (source=none reason={plan.reason})"
+        log.debug("proceeding", line=words, source=str(plan.source), reason=plan.reason)
+
+    def settled(self, ticket: Ticket, model: Model, method: str = "POST") -> None:
+        """The canonical line of a request."""
+        figures, plan = ticket.figures, ticket.plan
+        tokens = figures.prompt_tokens if figures else None
+        cached = figures.cache_n if figures else None
+        reuse = cached / tokens if tokens and cached is not None else None
+        words = (
+            f"observed normal request: prompt_n={_shown(tokens)} cache_n={_shown(cached)} "
+            f"(reuse {'?' if reuse is None else f'{reuse:.0%}'}) source={plan.source} reason={plan.reason} "
+            f"status={ticket.status} ours={ticket.ours_ms:.1f}ms"
+        )
+        log.info(
+            "request",
+            line=words,
+            method=method,
+            path=ticket.path,
+            status=ticket.status,
+            complete=ticket.is_whole,
+            model=ticket.visit.model,
+            fingerprint=shown(ticket.fingerprint),
+            source=str(plan.source),
+            reason=plan.reason,
+            prompt_tokens=tokens,
+            prompt_n=figures.prompt_n if figures else None,
+            cache_n=cached,
+            reuse=None if reuse is None else round(reuse, 4),
+            figures=figures.source if figures else "none",
+            slot=ticket.slot,
+            ours_ms=round(ticket.ours_ms, 2),
+            first_byte_ms=round(ticket.first_byte_ms, 1),
+        )
+
+    def predicted(self, ticket: Ticket, slot: int) -> None:
+        """A request landed in a slot; was it the one that was prepared?"""
+        if ticket.plan.slot not in (None, slot):
+            self.trouble("mispredicted", f"the server chose slot {slot}, not {ticket.plan.slot} as expected")
+
+    def claim_failed(self, ticket: Ticket, reason: str) -> None:
+        """Less was reused than was claimed."""
+        cached = ticket.figures.cache_n if ticket.figures else None
+        self.trouble(
+            f"claim:{ticket.plan.source}",
+            f"reuse is below what source={ticket.plan.source} promised: cache_n={cached} of "
+            f"{ticket.plan.expected_cache_n}; likely: {reason}",
+        )
+
+    def surprised(self, slots: Sequence[int]) -> None:
+        """Beliefs were given up."""
+        log.info(
+            "surprised",
+            line=f"slot(s) {', '.join(map(str, slots))} changed without us; taken as unknown",
+            slots=list(slots),
+        )
+
+    def trouble(self, reason: str, words: str) -> None:
+        """Something does not work as it could; said once per reason."""
+        held_back = self._said.due(reason, time.monotonic())
+        if held_back is not None:
+            more = f" ({held_back} more since)" if held_back else ""
+            log.warning("trouble", line=f"{words}{more}", reason=reason, held_back=held_back)
+
+    def bug(self, error: BaseException) -> None:
+        """An error of ours, whose request went on all the same."""
+        held_back = self._said.due(f"bug:{type(error).__name__}", time.monotonic())
+        if held_back is not None:
+            log.error("bug", line=f"unexpected {type(error).__name__}; requests go on unprepared", exc_info=error)
+
+
+def _shown(count: int | None) -> str:
+    return "?" if count is None else str(count)

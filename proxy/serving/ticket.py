@@ -1,0 +1,82 @@
+"""A ticket: one request's way through the engine, from arrival to settlement.
+
+It is also the watcher of the passing answer. Whatever happens (answered, cut, cancelled, never forwarded) it is settled
+exactly once; `settle` may be called any number of times.
+"""
+
+import time
+from collections.abc import Callable
+
+from multidict import CIMultiDictProxy
+
+from proxy.llama.answer import AnswerReader, Figures
+from proxy.serving.visit import Visit
+from proxy.slots.holding import Need
+from proxy.slots.plan import Plan, nothing
+
+
+class Ticket:
+    """One request in the engine."""
+
+    def __init__(
+        self, number: int, visit: Visit, on_began: Callable[["Ticket"], None], on_settled: Callable[["Ticket"], None]
+    ) -> None:
+        self.number = number
+        self.visit = visit
+        self.plan: Plan = nothing("not_planned")
+        self.need = Need()
+        self.fingerprint = ""
+        self.places = 0
+        """Slots taken at the gate."""
+        self.slot: int | None = None
+        self.arrived = time.monotonic()
+        self.ours_ms = 0.0
+        """Milliseconds that the request waited for work of ours."""
+        self.n_rendered = 0
+        """Tokens of its own rendering, where it was rendered for this very request."""
+        self.status = 0
+        self.path = ""
+        self.is_whole = False
+        self.has_begun = False
+        self.first_byte_ms = 0.0
+        self.figures: Figures | None = None
+        self.failed_with_error = False
+        self._reader: AnswerReader | None = None
+        self._on_began = on_began
+        self._on_settled = on_settled
+        self._is_settled = False
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self.number} {self.plan.source} slot={self.slot} settled={self._is_settled}>"
+
+    def prepared(self) -> None:
+        """Everything of ours that the request waited for is done."""
+        self.ours_ms = (time.monotonic() - self.arrived) * 1000
+
+    def began(self, status: int, headers: CIMultiDictProxy[str]) -> None:
+        """The upstream's headers came: a streamed request has got its slot, any other one is done."""
+        self.status = status
+        self.has_begun = True
+        self.first_byte_ms = (time.monotonic() - self.arrived) * 1000
+        self._reader = AnswerReader(headers.get("Content-Type", ""), headers.get("Content-Encoding", ""))
+        self._on_began(self)
+
+    def passed(self, data: bytes) -> None:
+        """A piece of the answer passes."""
+        if self._reader is not None:
+            self._reader.feed(data)
+
+    def ended(self, complete: bool) -> None:
+        """The answer is over."""
+        self.is_whole = complete
+        self.settle()
+
+    def settle(self) -> None:
+        """Close the account, once."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        if self._reader is not None:
+            self.figures = self._reader.finish()
+            self.failed_with_error = self._reader.error
+        self._on_settled(self)

@@ -1,0 +1,80 @@
+"""A visit: one chat completion as far as its own bytes and headers tell, put together from the parts in `request`.
+
+Pure. Owns the reasons for which a request is forwarded without any preparation; they end up in its log line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.request.body import ChatRequest, Unreadable, read_chat
+from proxy.request.conversation import chain, has_assistant_turns, inputs_key, message_sizes
+from proxy.request.fingerprint import client_version
+from proxy.request.prefix import NoPrefix, StablePrefix, stable_prefix
+from proxy.request.rendering import rendering_key
+from proxy.settings import Settings
+
+AUTH_HEADERS = ("Authorization", "X-Api-Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One chat completion, understood."""
+
+    request: ChatRequest | None
+    prefix: StablePrefix | None
+    reason: str
+    """Why there is no stable prefix, or why nothing may be prepared; "" if there is one and it may."""
+    may_prepare: bool
+    client: str
+    auth: Mapping[str, str]
+    """The client's own credentials, for our calls on its behalf."""
+    chain: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
+    rendering: str = ""
+    """Under what the exact prefix is remembered; "" without a stable prefix."""
+
+    @property
+    def model(self) -> str:
+        """The model's name in the request."""
+        return self.request.model if self.request else ""
+
+    @property
+    def has_past(self) -> bool:
+        """Whether it is in mid-conversation."""
+        return self.request is not None and has_assistant_turns(self.request)
+
+
+def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> Visit:
+    """Read a request; whatever it is, there is a visit."""
+    client = client_version(headers.get("User-Agent"))
+    auth = {name: headers[name] for name in AUTH_HEADERS if name in headers}
+    request = read_chat(body, headers.get("Content-Encoding", ""), headers.get("Content-Type", ""))
+    if isinstance(request, Unreadable):
+        return Visit(None, None, request.reason, may_prepare=False, client=client, auth=auth)
+    prefix = stable_prefix(request, settings.markers)
+    barred = _barred(request, settings)
+    found = None if isinstance(prefix, NoPrefix) else prefix
+    return Visit(
+        request,
+        found,
+        barred or (prefix.reason if isinstance(prefix, NoPrefix) else ""),
+        may_prepare=not barred,
+        client=client,
+        auth=auth,
+        chain=chain(request, inputs_key(request)),
+        sizes=message_sizes(request),
+        rendering=rendering_key(request, found) if found else "",
+    )
+
+
+def _barred(request: ChatRequest, settings: Settings) -> str:
+    """Why nothing may be prepared for this request; "" if it may."""
+    if settings.observe_only:
+        return "observe_only"
+    if settings.models and request.model not in settings.models:
+        return "model_not_listed"
+    if request.own_slot:
+        return "own_slot"
+    if request.own_lora:
+        return "own_lora"
+    return "" if request.cache_prompt else "cache_prompt_off"

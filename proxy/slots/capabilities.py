@@ -1,0 +1,28 @@
+"""What this server was seen to do, as a record; finding out is `llama.probe`'s and the engine's part.
+
+Every field has three values: seen to work, seen not to work, and not known yet (None). Nothing here is derived from a
+version number or a model's name.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Of one server process and model."""
+
+    total_slots: int = 1
+    n_ctx: int = 0
+    """Context size of a slot in tokens; 0 when unknown."""
+    shows_slots: bool | None = None
+    """`GET /slots` answers (no `--no-slots`)."""
+    acts_on_slots: bool | None = None
+    """Save, restore and erase are allowed (`--slot-save-path`)."""
+    rolls_back: bool | None = None
+    """Any token of a slot can be gone back to: dense models, a sliding window with `--swa-full`."""
+    restores: bool | None = None
+    """A restored prefix is reused."""
+    keeps_copies: bool | None = None
+    """Displaced conversations come back from host memory (`--cache-ram`)."""
+    format_version: int | None = None
+    """Version of the state files this build writes."""

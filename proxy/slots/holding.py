@@ -1,0 +1,108 @@
+"""What a slot, or an entry of the server's host-memory prompt cache, is believed to hold.
+
+A belief is one of four: nothing, exactly an exact prefix, a conversation, or unknown. Unknown is always safe: nothing
+is claimed of it and nothing in it is destroyed unless a copy was made first. `share` estimates, in tokens, what a
+holding and a new request have in common from the start: the server compares tokens, we compare hashes of messages, so
+the figure is exact for a prefix and a continuation and a proportional guess in between.
+"""
+
+from dataclasses import dataclass
+
+from proxy.request.conversation import shared_messages
+
+BYTES_PER_TOKEN = 3.5
+"""For estimates of text that no answer has counted yet; low for English, so that tokens are not underestimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """An empty slot."""
+
+    n_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Anything: somebody else's work, or ours that went wrong."""
+
+    n_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Exactly the tokens of an exact prefix."""
+
+    key: str
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation: the tokens of one request and what was generated after it."""
+
+    chain: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+    """Bytes of each message, to share tokens out among them."""
+    n_prompt: int
+    """Tokens of the request's prompt."""
+    n_tokens: int
+    """Tokens of prompt and answer."""
+    prefix_key: str = ""
+    prefix_tokens: int = 0
+    is_whole: bool = True
+    """False after an answer that was cut off: how far the prompt came is not known."""
+    is_marked: bool = False
+    """Whether the slot stood exactly at the prefix's end on the way: then the server may go back there (an
+    in-memory checkpoint), also where it can't roll back freely."""
+
+
+Holding = Nothing | Unknown | Prefix | Talk
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request needs of a slot."""
+
+    chain: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
+    prefix_key: str = ""
+    prefix_tokens: int = 0
+    has_past: bool = False
+    """Whether assistant turns show that it is in mid-conversation."""
+    slots: int = 1
+
+    @property
+    def n_tokens(self) -> int:
+        """Estimated tokens of its prompt."""
+        return max(self.prefix_tokens, int(sum(self.sizes) / BYTES_PER_TOKEN))
+
+
+def continues_talk(need: Need, holding: Holding) -> bool:
+    """Whether the request appends to this conversation."""
+    return (
+        isinstance(holding, Talk)
+        and 0 < len(holding.chain) < len(need.chain)
+        and need.chain[len(holding.chain) - 1] == holding.chain[-1]
+    )
+
+
+def share(need: Need, holding: Holding) -> int | None:
+    """Tokens that the request and the holding begin with alike; None where nobody knows."""
+    match holding:
+        case Nothing():
+            return 0
+        case Unknown():
+            return None
+        case Prefix(key, n_tokens):
+            return n_tokens if key and key == need.prefix_key else 0
+        case Talk():
+            return _shared_with_talk(need, holding)
+
+
+def _shared_with_talk(need: Need, talk: Talk) -> int:
+    alike = shared_messages(need.chain, talk.chain)
+    if alike == len(talk.chain):
+        return talk.n_tokens if len(need.chain) > alike else talk.n_prompt
+    floor = talk.prefix_tokens if talk.prefix_key and talk.prefix_key == need.prefix_key else 0
+    total = sum(talk.sizes) or 1
+    return max(floor, talk.n_prompt * sum(talk.sizes[:alike]) // total)

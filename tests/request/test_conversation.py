@@ -1,0 +1,82 @@
+"""Conversations: when one request continues another."""
+
+from typing import Any
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.request.conversation import (
+    chain,
+    continues,
+    has_assistant_turns,
+    inputs_key,
+    message_sizes,
+    shared_messages,
+)
+
+from .bodies import TOOLS, chat, request_of
+
+
+def chain_of(body: Any) -> tuple[bytes, ...]:
+    request = request_of(body)
+    return chain(request, inputs_key(request))
+
+
+def talk(words: list[str]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": word} for word in words]}
+
+
+few_words = st.lists(st.sampled_from("ab"), min_size=1, max_size=5)
+
+
+@given(few_words, few_words)
+def test_a_proper_prefix_of_messages_is_continued(later: list[str], earlier: list[str]) -> None:
+    """B continues A exactly when A's messages are the beginning of B's and B has more."""
+    expected = len(later) > len(earlier) and later[: len(earlier)] == earlier
+    assert expected == continues(chain_of(talk(later)), chain_of(talk(earlier)))
+
+
+@given(few_words, few_words)
+def test_shared_messages_counts_the_same_beginning(a: list[str], b: list[str]) -> None:
+    """The number of leading messages that are equal."""
+    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert expected == shared_messages(chain_of(talk(a)), chain_of(talk(b)))
+
+
+def test_nothing_continues_nothing() -> None:
+    """An empty chain is no conversation to continue."""
+    assert not continues(chain_of(talk(["a"])), ())
+
+
+def test_whitespace_between_tokens_does_not_matter() -> None:
+    """Another layout of the same JSON is the same conversation."""
+    assert chain_of(chat()) == chain_of(orjson.dumps(chat(), option=orjson.OPT_INDENT_2))
+
+
+def test_what_is_not_rendered_does_not_matter() -> None:
+    """Sampling settings may change from turn to turn."""
+    assert chain_of(chat()) == chain_of(chat(temperature=1, stream=True))
+
+
+def test_other_tools_or_another_model_are_another_conversation() -> None:
+    """The chain starts from rendering inputs and model; the order of keys in a tool counts, it makes other tokens."""
+    turned = [dict(reversed(TOOLS[0].items()))]
+    chains = [chat(), chat(tools=[]), chat(model="other"), chat(tools=turned), chat(reasoning_effort="low")]
+    assert 5 == len({chain_of(body)[0] for body in chains})
+
+
+def test_hashes_are_sixteen_bytes_one_a_message() -> None:
+    """One 16-byte hash for each message."""
+    assert [16, 16] == [len(link) for link in chain_of(chat())]
+
+
+def test_sizes_are_those_of_the_json() -> None:
+    """Each message's bytes, in order."""
+    assert (29, 32) == message_sizes(request_of(talk(["a", "\u00e9bc"]) | {}))
+
+
+def test_assistant_turns_are_seen() -> None:
+    """A request with an answer in it is in mid-conversation."""
+    assert not has_assistant_turns(request_of(chat()))
+    assert has_assistant_turns(request_of(chat("s", {"role": "assistant", "content": "yes"})))

@@ -1,0 +1,236 @@
+"""Nothing is altered: what leaves the client reaches the upstream, and what leaves the upstream reaches the client."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.serving.route import HOST, Route, answer, route
+from tests.wire import Message, Peer, client
+
+TOKEN = st.text(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.!#$%&'*+^`|~", min_size=1, max_size=12
+)
+VALUE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x2FFF, exclude_characters="\x7f"), max_size=20)
+# Names that say how a message is framed or sent, which have scenarios of their own.
+SPECIAL = {"host", "connection", "content-length", "transfer-encoding", "upgrade", "expect", "te", "trailer"} | {
+    "keep-alive",
+    "proxy-connection",
+    "sec-websocket-key1",
+}
+# aiohttp refuses these twice in one request.
+ONCE = {"content-type", "user-agent", "etag", "server", "max-forwards", "content-location", "content-range"}
+HEADERS = st.lists(st.tuples(TOKEN, VALUE), max_size=6).map(
+    lambda pairs: [
+        (name.encode(), value.strip().encode()) for name, value in pairs if name.lower() not in SPECIAL | ONCE
+    ]
+)
+TARGET = st.text("abcXYZ019%/.~-_|!$&'()*+,;=:@?{}\"<>^`[]\\", max_size=30).map(lambda text: b"/" + text.encode())
+BODY = st.binary(max_size=2000)
+CUTS = st.lists(st.integers(1, 400), min_size=1, max_size=6)
+METHODS = st.sampled_from([b"POST", b"PUT", b"PATCH", b"DELETE", b"GET", b"OPTIONS"])
+
+
+def cut_up(data: bytes, sizes: list[int]) -> list[bytes]:
+    """The same bytes in pieces of these sizes, over and over."""
+    pieces: list[bytes] = []
+    while data:
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(data[:size])
+        data = data[size:]
+    return pieces
+
+
+def chunked(pieces: list[bytes]) -> list[bytes]:
+    return [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"]
+
+
+def framed(body: bytes, cuts: list[int], in_chunks: bool) -> tuple[list[bytes], list[bytes]]:
+    """The framing headers and the pieces of a body."""
+    if in_chunks:
+        return [b"Transfer-Encoding: chunked"], chunked(cut_up(body, cuts))
+    return [b"Content-Length: %d" % len(body)], cut_up(body, cuts)
+
+
+def lines(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    return [b"%b: %b" % pair for pair in headers]
+
+
+class Bench:
+    """One route and one loop for all examples; the answer to the next request is set by the example."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.runner = runner
+        self.stack = contextlib.AsyncExitStack()
+        self.pieces: list[bytes] = []
+        self.path: Route
+
+    async def script(self, peer: Peer, _: Message) -> None:
+        for piece in self.pieces:
+            await peer.send(piece)
+            await asyncio.sleep(0)
+
+    async def open(self, limit: int | None) -> None:
+        self.path = await self.stack.enter_async_context(route(self.script, limit=limit))
+
+
+@pytest.fixture(scope="module", params=[None, 1 << 28], ids=["streamed", "whole"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with asyncio.Runner() as runner:
+        bench = Bench(runner)
+        runner.run(bench.open(request.param))
+        yield bench
+        runner.run(bench.stack.aclose())
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    method=METHODS, target=TARGET, headers=HEADERS, body=BODY, cuts=CUTS, in_chunks=st.booleans(),
+    reply=BODY, reply_headers=HEADERS, reply_cuts=CUTS, reply_in_chunks=st.booleans(),
+    status=st.sampled_from([b"200 OK", b"201 Made Just So", b"404 Not Found", b"503 Loading", b"299 "]),
+)  # fmt: skip
+def test_any_request_and_any_answer_pass_unaltered(
+    bench: Bench,
+    *,
+    method: bytes,
+    target: bytes,
+    headers: list[tuple[bytes, bytes]],
+    body: bytes,
+    cuts: list[int],
+    in_chunks: bool,
+    reply: bytes,
+    reply_headers: list[tuple[bytes, bytes]],
+    reply_cuts: list[int],
+    reply_in_chunks: bool,
+    status: bytes,
+) -> None:
+    """Method, target, headers and body, in any pieces, streamed through or read whole."""
+
+    async def example() -> None:
+        reply_framing, reply_pieces = framed(reply, reply_cuts, reply_in_chunks)
+        head = b"\r\n".join([b"HTTP/1.1 " + status, *lines(reply_headers), *reply_framing, b"", b""])
+        bench.pieces = [head, *reply_pieces]
+        framing, pieces = framed(body, cuts, in_chunks)
+        start = b"%b %b HTTP/1.1" % (method, target)
+        async with client(bench.path.port) as visitor:
+            for piece in [b"\r\n".join([start, HOST.strip(), *lines(headers), *framing, b"", b""]), *pieces]:
+                await visitor.send(piece)
+                await asyncio.sleep(0)
+            got = await visitor.answer()
+        asked = bench.path.upstream.requests.pop()
+        assert start == asked.start
+        assert headers == [pair for pair in asked.headers if pair[0].decode().lower() not in SPECIAL]
+        assert (body, in_chunks) == (asked.body, asked.chunked)
+        assert b"HTTP/1.1 " + status == got.start
+        assert reply_headers == [pair for pair in got.headers if pair[0].decode().lower() not in SPECIAL]
+        assert (reply, reply_in_chunks) == (got.body, got.chunked)
+
+    bench.runner.run(example())
+
+
+@pytest.mark.parametrize("size", [1_100_000, 30_000_000])
+@pytest.mark.parametrize("limit", [None, 1 << 28, 1_000_000])
+async def test_a_large_body_both_ways(size: int, limit: int | None) -> None:
+    """Streamed, read whole, or found too long to be read whole: the same bytes, and their echo."""
+    body = hashlib.shake_256(b"seed").digest(size)
+
+    async def echo(peer: Peer, message: Message) -> None:
+        await peer.send(answer(message.body))
+
+    async with route(echo, limit=limit) as path, client(path.port) as visitor:
+        for framing in (framed(body, [size], False), framed(body, [70_000], True)):
+            head = b"\r\n".join([b"POST /big HTTP/1.1", HOST.strip(), *framing[0], b"", b""])
+            got = await visitor.ask(head + b"".join(framing[1]))
+            assert hashlib.sha256(body).digest() == hashlib.sha256(got.body).digest()
+
+
+async def test_ten_thousand_chunks_each_at_once() -> None:
+    """The next chunk is made only after the client has seen the one before: one held back would stop it all."""
+    count = 10_000
+    seen = asyncio.Semaphore(0)
+
+    async def script(peer: Peer, _: Message) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for number in range(count):
+            await peer.send(b"".join(chunked([b"data: %d\n\n" % number])[:1]))
+            await seen.acquire()
+        await peer.send(b"0\r\n\r\n")
+
+    async with route(script) as path, client(path.port) as visitor:
+        await visitor.send(b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n")
+        await visitor.head()
+        for number in range(count):
+            assert b"data: %d\n\n" % number == await visitor.chunk()
+            seen.release()
+        assert b"" == await visitor.chunk()
+        await path.seen[0].over.wait()
+        assert b"data: 9999\n\n" == path.seen[0].data[-12:]
+        assert [True] == path.seen[0].ends
+
+
+async def test_each_piece_of_an_upload_at_once() -> None:
+    """The client sends the next piece only after the upstream has the one before."""
+    taken = asyncio.Semaphore(0)
+
+    async def script(peer: Peer, _: Message) -> None:
+        for number in range(100):
+            assert b"%02d" % number == (await peer.reader.readuntil(b"\r\n") and await peer.reader.readexactly(2))
+            await peer.reader.readexactly(2)
+            taken.release()
+        assert b"0\r\n\r\n" == await peer.reader.readexactly(5)
+        await peer.send(answer(b"got it"))
+
+    async with route(script, whole=False) as path, client(path.port) as visitor:
+        await visitor.send(b"PUT /up HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n")
+        for number in range(100):
+            await visitor.send(b"2\r\n%02d\r\n" % number)
+            await taken.acquire()
+        await visitor.send(b"0\r\n\r\n")
+        assert b"got it" == (await visitor.answer()).body
+
+
+async def test_a_slow_reader_holds_the_upstream_back() -> None:
+    """What a client does not read stays with the upstream, but for some buffers."""
+    sent = 0
+    stalled = asyncio.Event()
+    piece = b"x" * (1 << 16)
+
+    async def script(peer: Peer, _: Message) -> None:
+        nonlocal sent
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+        with contextlib.suppress(TimeoutError):
+            while sent < 1_000_000_000:
+                async with asyncio.timeout(0.5):
+                    await peer.send(piece)
+                sent += len(piece)
+        stalled.set()
+        await peer.gone()
+
+    async with route(script) as path, client(path.port, receive_buffer=4096, limit=1024) as visitor:
+        await visitor.send(b"GET /endless HTTP/1.1\r\n" + HOST + b"\r\n")
+        await stalled.wait()
+        assert 20_000_000 > sent
+
+
+async def test_an_upload_is_held_back_by_a_slow_upstream() -> None:
+    """What the upstream does not read stays with the client, but for some buffers."""
+    piece = b"x" * (1 << 16)
+    sent = 0
+
+    async def script(peer: Peer, _: Message) -> None:
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await peer.closed.wait()
+
+    async with route(script, whole=False) as path, client(path.port) as visitor:
+        await visitor.send(b"POST /up HTTP/1.1\r\n" + HOST + b"Content-Length: 1000000000\r\n\r\n")
+        with contextlib.suppress(TimeoutError):
+            while sent < 1_000_000_000:
+                async with asyncio.timeout(0.5):
+                    await visitor.send(piece)
+                sent += len(piece)
+        assert 20_000_000 > sent
+        visitor.reset()
