@@ -8,7 +8,8 @@ left running or on disk, except the models in the developer's cache.
 import asyncio
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ MUCH = 0.5  # a proxied turn that prefills less than this share of the direct on
 PROJECT = """\
 run the tests before you say that it is done. keep lines short. never change a file in data without need."""
 
+PROMPT_TOKENS = "llamacpp:prompt_tokens_total "
 NEEDS = "the demo needs its packages: pip install -e '.[demo]'"
 
 
@@ -50,6 +52,15 @@ class Comparison:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All turns of a scene, and all that either server prefilled: what the proxy itself had it prefill included."""
+
+    comparisons: list[Comparison]
+    direct_prefilled: int
+    proxied_prefilled: int
+
+
 def main() -> int:
     """Run the demo; returns the exit status."""
     progress = Console(stderr=True)
@@ -59,8 +70,8 @@ def main() -> int:
         progress.print(f"llama-server: {binary.path}", style="dim", soft_wrap=True)
         for scene in scenes:
             with _told(progress, scene.title) as tell:
-                comparisons = _compare(scene, binary, tell)
-            Console().print(table(scene.title, comparisons), "")
+                outcome = _compare(scene, binary, tell)
+            Console().print(table(scene.title, outcome), "")
     except ModuleNotFoundError as missing:
         progress.print(f"{missing}; {NEEDS}", markup=False, soft_wrap=True)
     except (NoServerError, ServerStartError, ProxyStartError, aiohttp.ClientError) as trouble:
@@ -72,10 +83,14 @@ def main() -> int:
     return 1
 
 
-def table(title: str, comparisons: Sequence[Comparison]) -> Table:
-    """One row for each turn, direct beside proxied."""
-    shown = Table(title=title, title_justify="left", title_style="bold", show_footer=True)
-    direct, proxied = [pair.direct for pair in comparisons], [pair.proxied for pair in comparisons]
+def table(title: str, outcome: Outcome) -> Table:
+    """One row for each turn, direct beside proxied; the caption has what the servers themselves counted."""
+    work = f"{outcome.direct_prefilled:,} directly, {outcome.proxied_prefilled:,} through the proxy"
+    caption = f"tokens the server prefilled in all, warm-ups included: {work}"
+    shown = Table(title=title, title_style="bold", caption=caption, show_footer=True)
+    shown.title_justify = shown.caption_justify = "left"
+    direct = [pair.direct for pair in outcome.comparisons]
+    proxied = [pair.proxied for pair in outcome.comparisons]
     totals = ["all", "", "", f"{sum(turn.prompt_tokens for turn in direct):,}"]
     totals += [f"{sum(turn.prefilled for turn in way):,}" for way in (direct, proxied)]
     totals += [f"{sum(turn.reused for turn in way):,}" for way in (direct, proxied)]
@@ -86,7 +101,7 @@ def table(title: str, comparisons: Sequence[Comparison]) -> Table:
     figures += [f"{what}\n{way}" for what in ("prefilled", "reused", "first token") for way in ("direct", "proxied")]
     for name, total in zip(figures, totals[3:], strict=True):
         shown.add_column(name, total, justify="right")
-    for pair in comparisons:
+    for pair in outcome.comparisons:
         shown.add_row(*_row(pair))
     return shown
 
@@ -116,23 +131,30 @@ def _scenes() -> list[Scene]:
 def _sessions() -> list[tuple[str, Body]]:
     contexts = {"~/shop": None, "~/blog": PROJECT, "~/notes": None}
     return [
-        (folder, session(folder.replace("~", "/home/me"), project_context=context, prefix_tokens=PREFIX_TOKENS))
+        (folder, _first(folder.replace("~", "/home/me"), context) | {"temperature": 0})  # the same answers either way
         for folder, context in contexts.items()
     ]
 
 
-def _compare(scene: Scene, binary: ServerBinary, tell: Callable[[str], None]) -> list[Comparison]:
+def _first(folder: str, project_context: str | None) -> Body:
+    return session(folder, project_context=project_context, prefix_tokens=PREFIX_TOKENS)
+
+
+def _compare(scene: Scene, binary: ServerBinary, tell: Callable[[str], None]) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="pi-prefix-cache-demo-") as made:
         home = Path(made)
         with _server(scene, binary, home / "direct") as server:
             direct = _ask(server.base_url, lambda what: tell(f"directly: {what}"))
+            direct_prefilled = _prefilled(server)
         with _server(scene, binary, home / "slots") as server:
             proxy = ProxyProcess(server.base_url, home, "--persist", "1", "--slot-dir", str(home / "slots"))
             with proxy:
                 proxied = _ask(proxy.base_url, lambda what: tell(f"through the proxy: {what}"))
+            proxied_prefilled = _prefilled(server)
         sources = [str(line.get("source", "")) for line in proxy.requests()]
     sources += [""] * (len(proxied) - len(sources))
-    return [Comparison(*pair) for pair in zip(direct, proxied, sources, strict=True)]
+    comparisons = [Comparison(*pair) for pair in zip(direct, proxied, sources, strict=True)]
+    return Outcome(comparisons, direct_prefilled, proxied_prefilled)
 
 
 def _ask(base_url: str, tell: Callable[[str], None]) -> list[Turn]:
@@ -141,7 +163,14 @@ def _ask(base_url: str, tell: Callable[[str], None]) -> list[Turn]:
 
 def _server(scene: Scene, binary: ServerBinary, slots: Path) -> LlamaServer:
     slots.mkdir()
-    return LlamaServer(scene.model, "--slot-save-path", str(slots), ctx=CONTEXT, binary=binary)
+    return LlamaServer(scene.model, "--metrics", "--slot-save-path", str(slots), ctx=CONTEXT, binary=binary)
+
+
+def _prefilled(server: LlamaServer) -> int:
+    """Prompt tokens that the server has processed since its start, by its own count."""
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{server.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return round(float(next(line.split()[1] for line in lines if line.startswith(PROMPT_TOKENS))))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Counterparts: `models` gives it something to load, `processes` sees to it that i
 import http.client
 import importlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -106,7 +107,9 @@ class LlamaServer:
         self.ctx = ctx
         self.binary = binary or find_server()
         self.port = port or free_port()
-        self.log_path = log_path or Path(tempfile.mkdtemp(prefix="llama-server-")) / "log"
+        self.log_path = log_path or Path(
+            tempfile.gettempdir(), f"llama-server-{os.getpid()}-{secrets.token_hex(4)}.log"
+        )
         self._fixed_port = port is not None
         self._owns_log = log_path is None
         self._process: subprocess.Popen[bytes] | None = None
@@ -169,7 +172,7 @@ class LlamaServer:
         """End the server and remove its log, if nobody said where to put it."""
         self.kill()
         if self._owns_log:
-            shutil.rmtree(self.log_path.parent, ignore_errors=True)
+            self.log_path.unlink(missing_ok=True)
 
     def wait_for_exit(self, timeout_s: float = START_S) -> int:
         """Wait for the process to end by itself; returns its exit status (negative: the signal)."""

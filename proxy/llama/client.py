@@ -27,10 +27,12 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 class ControlFailed(PrefixCacheError):  # noqa: N818
     """A call of ours did not do what it should."""
 
-    def __init__(self, what: str, status: int = 0) -> None:
+    def __init__(self, what: str, status: int = 0, *, is_broken: bool = False) -> None:
         super().__init__(f"{what}: HTTP {status}" if status else what)
         self.code = status
         """HTTP status, 0 where there was no answer."""
+        self.is_broken = is_broken
+        """The server took the request and then dropped the connection: it may have died of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class LlamaClient:
                 while piece := await answer.content.read(MAX_ANSWER_BYTES - len(text)):
                     text += piece
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ControlFailed(f"{path}: {type(error).__name__}") from error
+            raise _failed(path, error) from error
         if answer.status != HTTPStatus.OK:
             raise ControlFailed(path, answer.status)
         try:
@@ -210,7 +212,7 @@ class LlamaClient:
                     if progressed and isinstance(told := event.get("prompt_progress"), dict):
                         progressed(_count(told, "processed"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ControlFailed(f"{path}: {type(error).__name__}") from error
+            raise _failed(path, error) from error
         if not last:
             raise ControlFailed(f"{path} ended without figures")
         return _warmed(last)
@@ -222,6 +224,12 @@ class LlamaClient:
 
 
 _FIELDS = ["timings", "tokens_cached", "id_slot"]
+
+
+def _failed(path: str, error: Exception) -> ControlFailed:
+    never_arrived = isinstance(error, aiohttp.ClientConnectorError | TimeoutError)
+    broken = isinstance(error, aiohttp.ClientError | OSError) and not never_arrived
+    return ControlFailed(f"{path}: {type(error).__name__}", is_broken=broken)
 
 
 def _headers(auth: Auth, body: bytes | None) -> dict[str, str]:

@@ -18,6 +18,7 @@ from proxy.serving.engine import Engine
 from proxy.serving.forward import Forwarder
 from proxy.serving.inbound import Listener, TooLong, listen, read_whole
 from proxy.serving.reporting import Reporter
+from proxy.serving.store import Store
 from proxy.serving.visit import Visit, understand
 from proxy.settings import Settings
 
@@ -64,7 +65,9 @@ class Proxy:
         await self.forwarder.start()
         self._control = control_session(self.settings)
         client = LlamaClient(self.upstream, self._control, control_s=self.settings.control_timeout)
-        self._engine = Engine(self.settings, client, self.reporter)
+        store = Store(self.settings, self.reporter)
+        await store.open()
+        self._engine = Engine(self.settings, client, self.reporter, store)
         self._listener = await listen(self.handle, self.settings.host, self.settings.port)
         self.forwarder.refuse_self(self._listener.host, self._listener.port)
 
@@ -125,9 +128,12 @@ class Touching:
 
 
 def control_session(settings: Settings) -> aiohttp.ClientSession:
-    """For our own calls: nothing from the environment, no cookies, connections forgotten before the server does."""
+    """For our own calls: nothing from the environment, no cookies, each over a connection of its own.
+
+    A reused connection can be one that the server is closing; then nobody could tell whether a restore took it down.
+    """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.control_timeout),
         trust_env=False,
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -10,29 +10,34 @@ ends at `MAX_SILENCE`. Counterparts: `executor` carries plans out, `planner` mak
 """
 
 import asyncio
+import os
 import time
 from array import array
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date
 from http import HTTPStatus
 from typing import Any
 
-from proxy.checkpoints.key import checkpoint_key
+from proxy.checkpoints.key import checkpoint_key, temporary_name
 from proxy.llama.client import Auth, ControlFailed, LlamaClient
 from proxy.llama.identity import file_identity, model_identity, process
+from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
+from proxy.llama.probe import probe
 from proxy.llama.renderer import exact_prefix
-from proxy.request.fingerprint import fingerprint
-from proxy.serving.executor import Executor
+from proxy.request.fingerprint import fingerprint, shown
+from proxy.serving.executor import Executor, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix, Model
 from proxy.serving.reporting import Reporter
+from proxy.serving.store import Store, identity_text
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit
 from proxy.settings import Settings
-from proxy.slots.holding import Need, Nothing, Talk, Unknown, continues_talk
+from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Source, nothing
-from proxy.slots.planner import Disk, plan
+from proxy.slots.planner import plan
 from proxy.slots.prediction import choose
 from proxy.slots.verdict import judge
 
@@ -40,6 +45,10 @@ STALE_S = 1.0
 """After this long without an answer the server may be another one."""
 GLANCE_S = 0.05
 """How long a look that every request pays for may take."""
+MAX_PLANS = 3
+"""A checkpoint that turns out not to be fit makes another plan, but not for ever."""
+PROBE_S = 10.0
+PROBE_KEY = "0" * 16
 RECLAIM_S = 2.0
 """How often, while somebody waits, it is looked whether a slot is idle though its answer is still being read."""
 BEGUN_LOOKS_S = (0.01, 0.04, 0.15, 0.5)
@@ -49,9 +58,10 @@ BEGUN_LOOKS_S = (0.01, 0.04, 0.15, 0.5)
 class Engine:
     """Prepares slots for chat completions."""
 
-    def __init__(self, settings: Settings, client: LlamaClient, reporter: Reporter) -> None:
+    def __init__(self, settings: Settings, client: LlamaClient, reporter: Reporter, store: Store) -> None:
         self.settings = settings
         self.report = reporter
+        self.store = store
         self.model = Model(client)
         self.executor = Executor(self)
         self._numbers = 0
@@ -89,8 +99,7 @@ class Engine:
 
     async def _admit(self, ticket: Ticket) -> None:
         model = self.model
-        if model.process is None:
-            await self._meet(ticket.visit.auth)
+        await self._meet_first(ticket.visit.auth)
         waiting = asyncio.ensure_future(model.gate.enter(ticket.visit.request.choices if ticket.visit.request else 1))
         try:
             while not (await asyncio.wait({waiting}, timeout=RECLAIM_S))[0]:
@@ -109,19 +118,63 @@ class Engine:
             await asyncio.wait(model.settling)
         await self._glance(ticket.visit.auth)
         await self._identify(ticket)
-        if model.process is None or not ticket.visit.may_prepare:
+        if model.process is None:
             return
+        if model.wants_probe:
+            await self.probe(ticket.visit.auth)
         ticket.need = await self._need(ticket)
         only = None if self.settings.slot == "auto" else self.settings.slot
-        ticket.plan = plan(ticket.need, model.ledger, model.able, self._disk(ticket.need), only)
-        self.report.planned(ticket)
-        await self.executor.carry_out(ticket)
+        for _ in range(MAX_PLANS):
+            ticket.plan = plan(ticket.need, model.ledger, model.able, self.store.disk(ticket.need.prefix_key), only)
+            self.report.planned(ticket)
+            try:
+                await self.executor.carry_out(ticket)
+            except PlanAgain:
+                continue
+            return
+        ticket.plan = nothing("no_plan_worked")
+
+    async def probe(self, auth: Auth) -> None:
+        """Find out what the server can do; the caller holds the turn, and the slots are empty."""
+        model = self.model
+        model.wants_probe = False
+        writes = self.settings.persist and not self.settings.observe_only
+        name = temporary_name(PROBE_KEY, os.getpid(), 0) if writes else None
+        try:
+            async with asyncio.timeout(PROBE_S):
+                found = await probe(model.client, model.able, auth, name, PROBE_S)
+        except (ControlFailed, TimeoutError) as error:
+            model.ledger.forget()
+            self.report.trouble(
+                "probe", f"the server could not be probed ({type(error).__name__}); learning from requests"
+            )
+            return
+        finally:
+            if name is not None:
+                await self.store.forget_probe(name)
+        model.able, model.prompt_ms_per_token = found.able, found.prompt_ms_per_token
+        await self._after_probe(found.slot, auth)
+        self.report.probed(model.able)
+
+    async def _after_probe(self, slot: int, auth: Auth) -> None:
+        """Leave a slot that is empty, or at least one that shares nothing with anybody."""
+        model = self.model
+        if model.able.acts_on_slots:
+            with suppress(ControlFailed):
+                await model.client.erase(slot, auth, self.settings.control_timeout)
+        if not model.able.shows_slots:
+            model.ledger.hold(slot, Prefix("", PROBE_TOKENS))
+            return
+        looks = await model.client.slots(auth)
+        for look in looks:
+            model.ledger.hold(look.slot, Prefix("", look.n_tokens) if look.n_tokens else Nothing())
+        self._observe(looks, [look.slot for look in looks])
 
     async def _glance(self, auth: Auth) -> None:
         """Is it still the same server, and has anybody else used it? One round trip, and only after a silence."""
         model = self.model
         if model.process is None:
-            await self._meet(auth)
+            await self._meet_first(auth)
             return
         if time.monotonic() - model.last_answer < STALE_S and model.is_welcome(auth):
             return
@@ -141,6 +194,11 @@ class Engine:
             self._observe(await model.client.slots(auth, GLANCE_S), ())
         model.last_answer = time.monotonic()
 
+    async def _meet_first(self, auth: Auth) -> None:
+        async with self.model.meeting:
+            if self.model.process is None:
+                await self._meet(auth)
+
     async def _meet(self, auth: Auth) -> None:
         """Get to know a server process."""
         model, client = self.model, self.model.client
@@ -159,6 +217,7 @@ class Engine:
                     "no_slots", "the server hides its slots (--no-slots); other users of it go unnoticed"
                 )
         model.began_process(now, identity, looks)
+        await self.store.met(now.marker)
         model.welcomed(auth)
         model.last_answer = time.monotonic()
         self.report.met(model)
@@ -169,7 +228,7 @@ class Engine:
             return
         if identity is None:
             with suppress(ControlFailed):
-                await self._meet(visit.auth)
+                await self._meet_first(visit.auth)
             identity = self.model.identity
         if identity is not None:
             ticket.fingerprint = fingerprint(visit.request, visit.prefix, identity, visit.client)
@@ -187,23 +246,25 @@ class Engine:
         known = known or await self._render(ticket)
         if known is None or known.n_tokens < self.settings.min_prefix_tokens:
             return need
-        return Need(need.chain, need.sizes, known.key, known.n_tokens, need.has_past, need.slots)
+        takes_ms = known.n_tokens * self.model.prompt_ms_per_token
+        return replace(
+            need,
+            prefix_key=known.key,
+            prefix_tokens=known.n_tokens,
+            is_slow=takes_ms > self.settings.max_silence * 1000,
+        )
 
     async def _render(self, ticket: Ticket) -> ExactPrefix | None:
         visit, model = ticket.visit, self.model
         if visit.request is None or visit.prefix is None or model.identity is None or not model.renders:
             return None
         rendered = await exact_prefix(model.client, visit.request, visit.prefix, visit.auth)
-        identity = model.identity.settled()
-        told = f"{identity.file}|{identity.meta}|{identity.model_path}"
-        key = checkpoint_key(told, identity.lora, identity.server_id, rendered.tokens)
+        identity = model.identity
+        key = checkpoint_key(identity_text(identity), identity.lora, identity.server_id, rendered.tokens)
         found = ExactPrefix(key, array("i", rendered.tokens), rendered.n_real, date.today())
         model.remember(visit.rendering, found)
         ticket.n_rendered = rendered.n_real
         return found
-
-    def _disk(self, need: Need) -> Disk:
-        return Disk()
 
     # Beginning
 
@@ -272,6 +333,8 @@ class Engine:
             ledger.taken(old)
         elif (copy := ledger.longest_copy(ticket.need)) is not None:
             ledger.taken(copy)
+        elif ticket.plan.reason == "host_memory_begins_with_prefix":
+            ledger.taken_for(ticket.need.prefix_key)
         ledger.lease(slot, ticket.number)
         ticket.slot = slot
 
@@ -331,6 +394,8 @@ class Engine:
         verdict = judge(ticket.plan, figures.cache_n)
         if not verdict.is_kept:
             self._claim_failed(ticket, verdict.reason)
+        elif (figures.cache_n or 0) >= ticket.need.prefix_tokens > 0:
+            self.store.used(ticket.need.prefix_key, shown(ticket.fingerprint))
 
     def _outcome(self, ticket: Ticket, looks: Iterable[Look]) -> Talk | Unknown:
         figures, need, visit = ticket.figures, ticket.need, ticket.visit
@@ -369,6 +434,8 @@ class Engine:
                 belief.holds = belief.holds if isinstance(belief.holds, Nothing) else Unknown(belief.holds.n_tokens)
         if ticket.plan.source is Source.RESUME:
             model.ledger.copies.clear()
+        if ticket.plan.source is Source.RESTORE:
+            self.store.useless(ticket.need.prefix_key)
 
     def _learn_rate(self, ticket: Ticket) -> None:
         figures = ticket.figures
@@ -415,6 +482,19 @@ class Engine:
         if self.model.interest[rendering] <= 0:
             del self.model.interest[rendering]
 
+    def watch_over(self, task: asyncio.Task[None]) -> None:
+        """Somebody's unfinished work goes on; what becomes of it is told."""
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def tidy_up(self) -> None:
+        """After a save: clean up and write the index, while requests go on."""
+        self._spawn(self._tidy_up())
+
+    async def _tidy_up(self) -> None:
+        await self.store.clean_up()
+        await self.store.flush()
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -423,7 +503,9 @@ class Engine:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, PlanAgain | PlanBroken | ControlFailed):
             self.report.bug(error)
 
     async def close(self) -> None:
@@ -433,3 +515,4 @@ class Engine:
             _, late = await asyncio.wait(tasks, timeout=1.0)
             for task in late:
                 task.cancel()
+        await self.store.close()

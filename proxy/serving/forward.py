@@ -19,8 +19,9 @@ from proxy.errors import NotForwardable, PrefixCacheError, RequestRefused
 from proxy.llama.upstream import Upstream
 from proxy.serving.answers import OwnError, Sent
 from proxy.serving.headers import Framing, answer_framing, answer_head, origin_form, outgoing
-from proxy.serving.inbound import TooLong, cut, rest_of
-from proxy.serving.outbound import Call, Line, Outbound, in_slices
+from proxy.serving.inbound import TooLong, rest_of
+from proxy.serving.line import Line, cut
+from proxy.serving.outbound import Call, Outbound
 
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -176,3 +177,10 @@ async def _pump(
             return
         ahead = b""
         data = await content.readany()
+
+
+async def in_slices(body: bytes, size: int = 1 << 18) -> AsyncIterator[memoryview]:
+    """A body in slices without copies: handed over whole, a large one would be copied and hold the loop."""
+    view = memoryview(body)
+    for start in range(0, len(body), size):
+        yield view[start : start + size]

@@ -8,8 +8,6 @@ reset as soon as its client has gone, which cancels the request's handler.  Coun
 
 import asyncio
 import select
-import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 from proxy.errors import RequestRefused
 from proxy.logs import get_logger
 from proxy.serving.answers import OwnError
+from proxy.serving.line import cut
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -31,19 +30,7 @@ log = get_logger()
 LIMITS = {"max_line_size": 1 << 20, "max_field_size": 1 << 20, "max_headers": 10_000, "read_bufsize": 1 << 16}
 DEPARTURE_CHECK_S = 0.4
 GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
-NO_LINGER = struct.pack("ii", 1, 0)
 AFTER_CUT_S = 2.0
-
-
-def cut(transport: asyncio.BaseTransport | None) -> None:
-    """End a connection at once with a reset: what was sent so far must not look whole, and nothing is flushed."""
-    if transport is None:
-        return
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        with suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
-    cast("asyncio.Transport", transport).abort()
 
 
 def _has_gone(transport: asyncio.BaseTransport) -> bool:

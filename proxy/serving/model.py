@@ -59,6 +59,13 @@ class Model:
     settling: set[asyncio.Task[None]] = field(default_factory=set)
     last_answer: float = 0.0
     """When the server last said anything, on the monotonic clock."""
+    wants_probe: bool = False
+    """Whether this process was met with nothing in its slots, and not probed yet."""
+    verified: set[str] = field(default_factory=set)
+    """Keys of checkpoints that this process has proven good."""
+    displacing: set[int] = field(default_factory=set)
+    """Tokens used to displace a slot's content: none is used twice, the server keeps a copy of each."""
+    meeting: asyncio.Lock = field(default_factory=asyncio.Lock)
     renders: bool = True
     """Whether renderings have the server's own token counts."""
     prompt_ms_per_token: float = 0.0
@@ -74,9 +81,12 @@ class Model:
             self.prefixes.clear()
         self.renders = True
         self.able = Capabilities(total_slots=process.total_slots, n_ctx=process.n_ctx, shows_slots=bool(looks))
+        self.verified.clear()
+        self.displacing.clear()
         self.ledger.forget(process.total_slots)
         if looks:
             self.ledger.first_look(looks)
+        self.wants_probe = self.ledger.saw_start
         self.gate.resize(process.total_slots)
         self._known_keys.clear()
 

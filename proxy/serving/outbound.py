@@ -10,7 +10,7 @@ Not carried, by aiohttp's nature: trailers, informational answers (1xx), header 
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from pathlib import Path
 import aiohttp
 from aiohttp import ClientRequest, ClientResponse
 from aiohttp.client_middlewares import ClientHandlerType
-from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from multidict import CIMultiDict
@@ -34,7 +33,7 @@ from proxy.errors import (
 )
 from proxy.llama.upstream import Upstream, is_loopback
 from proxy.serving.headers import Outgoing
-from proxy.serving.inbound import cut
+from proxy.serving.line import Line
 
 KEEP_ALIVE_S = 4.0
 READ_BUFFER = 1 << 16
@@ -42,54 +41,6 @@ HEADER_LIMIT = 1 << 20
 REUSING = frozenset({"GET", "HEAD"})
 SWITCHING_PROTOCOLS = 101
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
-
-
-@dataclass(slots=True)
-class Line:
-    """The connection that one request goes over, so that it can be ended at once and its end is not missed."""
-
-    transport: asyncio.Transport | None = None
-    protocol: ResponseHandler | None = None
-
-    def cut(self) -> None:
-        """Reset it."""
-        cut(self.transport)
-
-    @property
-    def was_reset(self) -> bool:
-        """Whether it ended in an error: aiohttp takes even that for the end of an answer without a length."""
-        return self.protocol is not None and isinstance(self.protocol.exception(), aiohttp.ClientOSError)
-
-    @contextmanager
-    def ending(self, content: aiohttp.StreamReader) -> Iterator[None]:
-        """Tell the answer's reader when the connection ends: aiohttp does not where the cause was a malformed chunk."""
-        closed = self.protocol.closed if self.protocol is not None else None
-        if closed is None:
-            _cut_short(content)
-            yield
-            return
-
-        def tell(_: asyncio.Future[None]) -> None:
-            _cut_short(content)
-
-        closed.remove_done_callback(_looked_at)
-        closed.add_done_callback(_looked_at)
-        closed.add_done_callback(tell)
-        try:
-            yield
-        finally:
-            closed.remove_done_callback(tell)
-
-
-def _cut_short(content: aiohttp.StreamReader) -> None:
-    if not content.is_eof() and content.exception() is None:
-        content.set_exception(aiohttp.ClientPayloadError("the connection ended"))
-
-
-def _looked_at(closed: asyncio.Future[None]) -> None:
-    # An error that nobody looks at would be logged when it is collected.
-    if not closed.cancelled():
-        closed.exception()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +208,3 @@ def _in_container() -> bool:
 
 def _cause(error: aiohttp.ClientConnectorError) -> str:
     return error.os_error.strerror or type(error.os_error).__name__
-
-
-async def in_slices(body: bytes, size: int = 1 << 18) -> AsyncIterator[memoryview]:
-    """A body in slices without copies: handed over whole, a large one would be copied and hold the loop."""
-    view = memoryview(body)
-    for start in range(0, len(body), size):
-        yield view[start : start + size]

@@ -7,11 +7,12 @@ said once per reason, then at most every hour, with how often they came.
 import time
 from collections.abc import Sequence
 
-from proxy.llama.client import Warmed
+from proxy.llama.client import SlotFile, Warmed
 from proxy.logs import SaidOnce, get_logger
 from proxy.request.fingerprint import shown
 from proxy.serving.model import Model
 from proxy.serving.ticket import Ticket
+from proxy.slots.capabilities import Capabilities
 from proxy.slots.plan import Source
 
 log = get_logger()
@@ -63,6 +64,47 @@ class Reporter:
         log.info(
             "warmed", line=words, slot=slot, prompt_n=told.prompt_n, cache_n=told.cache_n, prompt_ms=told.prompt_ms
         )
+
+    def saved(self, name: str, told: SlotFile) -> None:
+        """A checkpoint was saved."""
+        log.info(
+            "saved",
+            line=f"SAVED {name}: n_saved={told.n_tokens}",
+            file=name,
+            n_saved=told.n_tokens,
+            size_bytes=told.n_bytes,
+        )
+
+    def restored(self, name: str, told: SlotFile, slot: int) -> None:
+        """A checkpoint was restored."""
+        log.info(
+            "restored",
+            line=f"RESTORE {name}: n_restored={told.n_tokens}",
+            file=name,
+            n_restored=told.n_tokens,
+            slot=slot,
+        )
+
+    def verified(self, name: str, cache_n: int, n_tokens: int, off_by: float | None) -> None:
+        """A restored checkpoint was verified."""
+        moved = "no log-probabilities recorded" if off_by is None else f"log-probabilities within {off_by:.1e}"
+        words = f"RESTORE verified: cache_n={cache_n} of {n_tokens}, {moved}"
+        log.info("verified", line=words, file=name, cache_n=cache_n, n_tokens=n_tokens, off_by=off_by)
+
+    def unfit(self, name: str, verdict: str, detail: str) -> None:
+        """A checkpoint can't be handed to the server."""
+        words = f"{name} is not restored: {verdict}{f' ({detail})' if detail else ''} → cold build"
+        log.warning("unfit", line=words, file=name, verdict=verdict, detail=detail)
+
+    def cleaned(self, keys: Sequence[str]) -> None:
+        """Checkpoints were deleted."""
+        log.info("cleaned", line=f"cleaned up {len(keys)} checkpoint(s): {' '.join(keys[:8])}", n_deleted=len(keys))
+
+    def probed(self, able: Capabilities) -> None:
+        """The server was probed."""
+        told = {"rolls_back": able.rolls_back, "restores": able.restores, "keeps_copies": able.keeps_copies}
+        words = ", ".join(f"{name.replace('_', ' ')}: {_YES_NO[value]}" for name, value in told.items())
+        log.info("probed", line=f"server probed: {words}", **told, acts_on_slots=able.acts_on_slots)
 
     def proceeding(self, ticket: Ticket) -> None:
         """The request is forwarded now."""
@@ -138,6 +180,9 @@ class Reporter:
         held_back = self._said.due(f"bug:{type(error).__name__}", time.monotonic())
         if held_back is not None:
             log.error("bug", line=f"unexpected {type(error).__name__}; requests go on unprepared", exc_info=error)
+
+
+_YES_NO = {True: "yes", False: "no", None: "not known"}
 
 
 def _shown(count: int | None) -> str:

@@ -24,5 +24,7 @@ class Capabilities:
     """A restored prefix is reused."""
     keeps_copies: bool | None = None
     """Displaced conversations come back from host memory (`--cache-ram`)."""
+    clears_idle: bool | None = None
+    """A task that begins in one slot empties all idle ones into host memory (default flags)."""
     format_version: int | None = None
     """Version of the state files this build writes."""

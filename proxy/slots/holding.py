@@ -70,6 +70,8 @@ class Need:
     has_past: bool = False
     """Whether assistant turns show that it is in mid-conversation."""
     slots: int = 1
+    is_slow: bool = False
+    """Whether prefilling the prefix would take longer than a client waits for us."""
 
     @property
     def n_tokens(self) -> int:

@@ -9,7 +9,7 @@ nothing. What a request left behind is entered from that request's own answer.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, continues_talk
 
@@ -66,46 +66,62 @@ class Ledger:
 
     def observe(self, looks: Sequence[Look], ours: Iterable[int] = ()) -> list[int]:
         """Compare with a look at `/slots`; returns the slots whose belief was given up. `ours` we used ourselves."""
-        surprised: list[int] = []
-        mine = set(ours)
-        for look in looks:
-            if not 0 <= look.slot < len(self.slots):
-                continue
+        known = [look for look in sorted(looks, key=_task_number) if 0 <= look.slot < len(self.slots)]
+        begun = {look.slot for look in known if _has_begun(self.slots[look.slot].seen, look)}
+        mine, surprised = set(ours), []
+        for look in known:
             belief = self.slots[look.slot]
-            before, belief.seen = belief.seen, look
-            if look.is_busy or belief.lease:
-                continue
-            if look.slot not in mine and before is not None and before.task != look.task:
-                surprised.append(look.slot)
-                belief.holds = Unknown(look.n_tokens)
-            elif look.n_tokens == 0 and not isinstance(belief.holds, Prefix | Nothing):
-                # Cleared by the server itself when another request started (it made a copy), or by somebody's erase.
-                belief.holds = Nothing()
-            elif look.n_tokens == 0 and isinstance(belief.holds, Prefix) and look.task is not None:
-                surprised.append(look.slot)
-                belief.holds = Nothing()
-            elif not isinstance(belief.holds, Unknown) and not _fits(belief.holds, look):
-                surprised.append(look.slot)
-                belief.holds = Unknown(look.n_tokens)
-        return surprised
+            has_run = look.slot in begun
+            if not look.is_busy and not belief.lease:
+                if has_run:
+                    self.used(look.slot)
+                if self._judge(belief, look, is_foreign=has_run and look.slot not in mine, others=begun - {look.slot}):
+                    surprised.append(look.slot)
+            is_unexplained = look.is_busy and not belief.lease
+            # A task that nobody has accounted for stays news until its slot is idle or leased.
+            task = (belief.seen.task if belief.seen else None) if is_unexplained else look.task
+            belief.seen = replace(look, task=task)
+        return sorted(surprised)
+
+    def _judge(self, belief: SlotBelief, look: Look, *, is_foreign: bool, others: set[int]) -> bool:
+        """Take away what the look disproves; whether that is a surprise."""
+        before = belief.holds
+        if look.n_tokens == 0:
+            if isinstance(before, Prefix) and look.task is None and not others:
+                return False  # a slot that never ran anything shows no length after a restore either
+            was_moved = bool(others) and not is_foreign  # the server makes room so when a task begins elsewhere
+            if was_moved:
+                self.copied(before)
+            belief.holds = Nothing()
+            return is_foreign or (isinstance(before, Prefix | Talk) and not was_moved)
+        if is_foreign or not (isinstance(before, Unknown) or _fits(before, look)):
+            belief.holds = Unknown(look.n_tokens)
+            return True
+        return False
 
     def first_look(self, looks: Sequence[Look]) -> None:
         """The first look at a server process: slots that never ran a completion are empty, others unknown."""
         self.saw_start = all(look.task is None and not look.is_busy for look in looks)
-        for look in looks:
+        for look in sorted(looks, key=_task_number):
             if 0 <= look.slot < len(self.slots):
                 belief = self.slots[look.slot]
                 belief.seen = look
                 is_fresh = look.task is None and look.n_tokens == 0 and not look.is_busy
                 belief.holds = Nothing() if is_fresh else Unknown(look.n_tokens)
+                if look.task is not None:
+                    self.used(look.slot)
 
-    def hold(self, slot: int, holding: Holding) -> None:
-        """A slot now holds this, by our own doing."""
+    def hold(self, slot: int, holding: Holding, *, has_run: bool = True) -> None:
+        """A slot now holds this, by our own doing; `has_run` is False where no completion did it (a restore)."""
         if 0 <= slot < len(self.slots):
             self.slots[slot].holds = holding
-            if isinstance(holding, Prefix | Talk):
-                self._uses += 1
-                self.slots[slot].last_used = self._uses
+            if has_run and not isinstance(holding, Nothing):
+                self.used(slot)
+
+    def used(self, slot: int) -> None:
+        """A completion in this slot has ended: that is what the server's own order of use goes by."""
+        self._uses += 1
+        self.slots[slot].last_used = self._uses
 
     def lease(self, slot: int, number: int) -> None:
         """A request of ours has begun in a slot; what was there is being overwritten."""
@@ -134,6 +150,11 @@ class Ledger:
         """A copy was loaded into a slot, or turned out to be gone."""
         self.copies.pop(talk.chain[-1], None)
 
+    def taken_for(self, prefix_key: str) -> None:
+        """The server took some copy that begins with this prefix for another conversation; which, is not known."""
+        for talk in [talk for talk in self.copies.values() if talk.prefix_key == prefix_key]:
+            self.taken(talk)
+
     def idle(self) -> list[SlotBelief]:
         """Slots with no request of ours, that were not seen working."""
         return [b for b in self.slots if not b.lease and not (b.seen is not None and b.seen.is_busy)]
@@ -144,13 +165,22 @@ class Ledger:
         return max(found, key=lambda talk: len(talk.chain), default=None)
 
 
+def _task_number(look: Look) -> int:
+    return -1 if look.task is None else look.task
+
+
+def _has_begun(before: Look | None, look: Look) -> bool:
+    """Whether the slot took up a task since it was last seen."""
+    return before is not None and before.task != look.task
+
+
 def _fits(holding: Holding, look: Look) -> bool:
     """Whether the slot's length can be what we believe; an older server does not tell lengths of restored slots."""
     if isinstance(holding, Prefix):
-        return look.task is None or look.n_tokens in (0, holding.n_tokens)
+        return look.n_tokens == holding.n_tokens
     if isinstance(holding, Talk):
         return not holding.is_whole or abs(look.n_tokens - holding.n_tokens) <= LENGTH_TOLERANCE
-    return look.n_tokens == 0
+    return False
 
 
 LENGTH_TOLERANCE = 2

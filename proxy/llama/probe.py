@@ -1,0 +1,114 @@
+"""The probe: a dozen short requests that tell what this server can do, whatever its version and flags.
+
+Only on an idle server whose slots are empty: it uses a slot and leaves nothing of value behind. Each finding is an
+observation from `timings.cache_n`, so the probe can say "not seen" but never "should". 96 random tokens are used, as
+many as make the figures clear: a rollback to the middle gives 48 of 96, a sliding window loses some five.
+
+Counterpart: `slots.capabilities` is the record; `engine` says when it is time.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+
+from proxy.llama.client import Auth, ControlFailed, LlamaClient
+from proxy.slots.capabilities import Capabilities
+
+N_TOKENS = 96
+HALF = N_TOKENS // 2
+MOST = int(0.9 * N_TOKENS)
+TOO_SLOW_MS = 1500.0
+"""A server that takes this long for 96 tokens has better things to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What the probe found."""
+
+    able: Capabilities
+    prompt_ms_per_token: float
+    slot: int
+
+
+async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: str | None, limit_s: float) -> Probed:
+    """Try everything once; raises ControlFailed where the server stops answering.
+
+    `filename` is a name of ours in the slot directory; None where nothing may be written.
+    """
+    words = await _random_tokens(client, auth)
+    prompt, other = words[:N_TOKENS], words[N_TOKENS]
+    first = await client.prefill(prompt, auth, limit_s)
+    slot, rate = first.slot, first.prompt_ms / N_TOKENS
+    if first.prompt_ms > TOO_SLOW_MS or slot < 0:
+        return Probed(able, rate, slot)
+    trial = _Trial(client, auth, limit_s, prompt, other, slot)
+    acts, restores = (None, None) if filename is None else await trial.restores(filename)
+    able = replace(
+        able,
+        acts_on_slots=acts,
+        restores=restores,
+        clears_idle=await trial.clears_idle() if able.total_slots > 1 and able.shows_slots else False,
+        keeps_copies=await trial.keeps_copies(),
+        rolls_back=await trial.rolls_back(words[N_TOKENS + 1 :]),
+    )
+    return Probed(able, rate, slot)
+
+
+async def _random_tokens(client: LlamaClient, auth: Auth) -> list[int]:
+    """More than enough tokens of random text, none of which begins a prompt that anybody has."""
+    text = " ".join(secrets.token_hex(2) for _ in range(4 * N_TOKENS))
+    tokens = await client.tokenize(text, auth)
+    if len(tokens) < 2 * N_TOKENS:
+        raise ControlFailed("/tokenize gives too few tokens to probe with")
+    # The first may be the beginning-of-sequence token, which all prompts share.
+    return tokens[1 : 2 * N_TOKENS]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What the single questions share; they are asked in the order in which they stand."""
+
+    client: LlamaClient
+    auth: Auth
+    limit_s: float
+    prompt: Sequence[int]
+    other: int
+    slot: int
+
+    async def _reused(self, *tokens: int) -> int:
+        return (await self.client.prefill(tokens, self.auth, self.limit_s)).cache_n
+
+    async def restores(self, filename: str) -> tuple[bool, bool | None]:
+        """Whether slot actions are allowed, and whether what is restored is reused. The slot holds the prompt."""
+        try:
+            saved = await self.client.save(self.slot, filename, self.auth, self.limit_s)
+            await self.client.erase(self.slot, self.auth, self.limit_s)
+            await self.client.restore(self.slot, filename, self.auth, self.limit_s)
+        except ControlFailed as error:
+            if error.code == 0:
+                raise
+            is_off = error.code in (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.NOT_FOUND)
+            return not is_off, None if is_off else False
+        if saved.n_tokens != len(self.prompt):
+            return True, None
+        return True, await self._reused(*self.prompt, self.other) >= MOST
+
+    async def clears_idle(self) -> bool:
+        """Whether a task in another slot empties this one."""
+        await self._reused(*self.prompt, self.other)
+        elsewhere = 0 if self.slot else 1
+        await self.client.copy(elsewhere, self.auth, self.limit_s)
+        looks = await self.client.slots(self.auth)
+        return any(look.slot == self.slot and look.n_tokens == 0 for look in looks)
+
+    async def keeps_copies(self) -> bool:
+        """Whether a displaced prompt comes back from host memory."""
+        found = await self.client.prefill([*self.prompt, self.other], self.auth, self.limit_s)
+        await self.client.copy(found.slot, self.auth, self.limit_s)
+        await self.client.displace(found.slot, self.other, self.auth, self.limit_s)
+        return await self._reused(*self.prompt, self.other, self.other) >= MOST
+
+    async def rolls_back(self, others: Sequence[int]) -> bool:
+        """Whether half of a prompt is reused when the other half changes."""
+        return await self._reused(*self.prompt[:HALF], *others[:HALF]) >= HALF - 1

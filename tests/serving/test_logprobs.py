@@ -1,0 +1,61 @@
+"""Answers from a prepared slot are the answers of a cold one: the log-probabilities tell."""
+
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.models import Kind, model_path
+from proxy.demo.sessions import Body, next_turn
+from tests.conftest import StartLlama
+from tests.serving.running import Answer, ask_directly, ask_server, distance, running, sessions, telling
+
+QUIET = 5e-4
+WRONG = 1e-3
+kinds = pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
+
+
+def conversation(first: Body, other: Body) -> list[Body]:
+    """A first session, one in another folder and its second turn."""
+    return [telling(first), telling(other), telling(next_turn(other, "look at the first file", "go on"))]
+
+
+@kinds
+@pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
+async def test_answers_through_the_proxy_are_those_of_a_cold_server(
+    start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]
+) -> None:
+    """Warmed, continued and gone back in, a slot gives the log-probabilities of a server that has nothing cached."""
+    bodies = conversation(*sessions("/a", "/b"))
+    server = start_llama(kind, *flags)
+    cold = await ask_directly(server, *({**body, "cache_prompt": False} for body in bodies))
+    server.restart()
+    async with running(server) as proxied:
+        warm = [await proxied.ask(body) for body in bodies]
+    assert all(answer.reused for answer in warm)
+    assert [8, 8, 8] == [len(answer.logprobs) for answer in warm]
+    apart = [distance(one, other) for one, other in zip(cold, warm, strict=True)]
+    assert max(apart) < QUIET, apart
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+async def test_a_wrong_state_shows(start_llama: StartLlama, kind: Kind, tmp_path: Path) -> None:
+    """The state of other weights in place of the right one moves the log-probabilities by more than ever allowed."""
+    (body,) = map(telling, sessions("/a"))
+    server = start_llama(kind, "-np", "1", "--slot-save-path", str(tmp_path), seed=8)
+    prompt = await ask_server(server, "/apply-template", body)
+    tokens = (await ask_server(server, "/tokenize", {"content": prompt["prompt"], "parse_special": True}))["tokens"]
+    await ask_server(server, "/completion", {"prompt": tokens[:-10], "n_predict": 0, "grammar": 'root ::= ""'})
+    await ask_server(server, "/slots/0?action=save", {"filename": "wrong.bin"})
+    server.restart(model=model_path(kind))
+    (right,) = await ask_directly(server, body)
+    await ask_server(server, "/slots/0?action=restore", {"filename": "wrong.bin"})
+    (wrong,) = await ask_directly(server, body)
+    assert len(tokens) - 10 == wrong.reused
+    assert distance(right, wrong) > WRONG
+
+
+def test_the_measure_takes_no_difference_for_none() -> None:
+    """Answers that agree are no distance apart, answers whose likeliest token differs are."""
+    one = Answer(logprobs=[{"a": -1.0, "b": -2.0, "c": -3.0}])
+    other = Answer(logprobs=[{"b": -1.0, "a": -2.0, "c": -3.0}])
+    assert (0.0, 1.0) == (distance(one, one), distance(one, other))

@@ -1,0 +1,56 @@
+"""A second session prefills only its own tail: the exact prefix, warmed once, on every kind of model."""
+
+import pytest
+
+from proxy.demo.models import Kind
+from tests.conftest import StartLlama
+from tests.serving.running import ask_directly, running, sessions
+
+ONE_SLOT = ("-np", "1")
+DEFAULT_FLAGS = ()
+BATCH = 512
+flags = pytest.mark.parametrize("flags", [ONE_SLOT, DEFAULT_FLAGS], ids=["one-slot", "default-flags"])
+KINDS: list[tuple[Kind, bool, int]] = [
+    ("dense", False, 0),
+    ("hybrid", False, BATCH + 5),
+    ("hybrid", True, BATCH + 5),
+    ("swa", False, BATCH + 5),
+]
+kinds = pytest.mark.parametrize(
+    ("kind", "tools_last", "lost"), KINDS, ids=["dense", "hybrid", "hybrid-tools-last", "swa"]
+)
+
+
+@flags
+@kinds
+async def test_later_sessions_find_the_prefix_warm(
+    start_llama: StartLlama, kind: Kind, tools_last: bool, lost: int, flags: tuple[str, ...]
+) -> None:
+    """Sessions in other folders prefill no token of the exact prefix, or what this kind of model can't go back to."""
+    server = start_llama(kind, *flags, tools_last=tools_last)
+    async with running(server) as proxied:
+        answers = [await proxied.ask(body) for body in sessions("/a", "/b/longer", "/c")]
+        expected = proxied.prefix.n_tokens
+    assert [200, 200, 200] == [answer.status for answer in answers]
+    assert 2000 < expected
+    assert [True, True] == [expected - lost <= answer.reused for answer in answers[1:]], (expected, [
+        (a.reused, a.prefilled) for a in answers], proxied.sources, proxied.reasons, proxied.heard.troubles)
+    assert 1 == len(proxied.heard.warm_ups)
+
+
+@flags
+@kinds
+async def test_the_first_session_pays_next_to_nothing(
+    start_llama: StartLlama, kind: Kind, tools_last: bool, lost: int, flags: tuple[str, ...]
+) -> None:
+    """The first session prefills, warm-up included, at most 8 tokens more than it would directly."""
+    del lost
+    (body,) = sessions("/a")
+    server = start_llama(kind, *flags, tools_last=tools_last)
+    (directly,) = await ask_directly(server, body)
+    server.restart()
+    async with running(server) as proxied:
+        answer = await proxied.ask(body)
+    warmed = sum(warm_up.prompt_n for warm_up in proxied.heard.warm_ups)
+    assert 1 == len(proxied.heard.warm_ups)
+    assert directly.prefilled + 8 >= warmed + answer.prefilled

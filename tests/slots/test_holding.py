@@ -1,0 +1,58 @@
+"""What a request and a holding have in common, in tokens."""
+
+import pytest
+
+from proxy.slots.holding import Holding, Nothing, Unknown, continues_talk, share
+from tests.slots.beliefs import PREFIX_TOKENS, bare, need, talk
+
+
+@pytest.mark.parametrize(
+    ("holding", "expected"),
+    [
+        (Nothing(), 0),
+        (Unknown(500), None),
+        (bare("P"), PREFIX_TOKENS),
+        (bare("Q"), 0),
+        (talk("ab"), 220),  # continued: its answer too
+        (talk("abc"), 300),  # a retry: all of the prompt
+        (talk("abx"), 200),
+        (talk("abcd"), 300),
+        (talk("xyz"), PREFIX_TOKENS),  # no message alike, the same prefix
+        (talk("xyz", "Q"), 0),
+        (talk("xyz", ""), 0),
+    ],
+    ids=repr,
+)
+def test_shared_tokens(holding: Holding, expected: int | None) -> None:
+    """Exact for a prefix and a continuation, in proportion to the messages in between, never below the prefix."""
+    assert expected == share(need("abc"), holding)
+
+
+def test_two_requests_without_a_prefix_share_none() -> None:
+    """No prefix is not a prefix that both have."""
+    assert 0 == share(need("abc", ""), talk("xyz", ""))
+
+
+@pytest.mark.parametrize(
+    ("holding", "expected"),
+    [
+        (talk("ab"), True),
+        (talk("abc"), False),
+        (talk("abcd"), False),
+        (talk("ax"), False),
+        (talk(""), False),
+        (bare(), False),
+        (Nothing(), False),
+        (Unknown(), False),
+    ],
+    ids=repr,
+)
+def test_what_a_request_continues(holding: Holding, expected: bool) -> None:
+    """A conversation whose messages are a proper prefix of the request's."""
+    assert expected is continues_talk(need("abc"), holding)
+
+
+def test_the_prompt_is_at_least_as_long_as_the_prefix_that_it_begins_with() -> None:
+    """Tools are no message: a short request with many of them is longer than its text."""
+    assert PREFIX_TOKENS == need("").n_tokens
+    assert 300 == need("abc").n_tokens

@@ -1,0 +1,70 @@
+"""Which slot the server takes, by its own rule."""
+
+import pytest
+
+from proxy.slots.holding import Need, Nothing, Unknown
+from proxy.slots.prediction import Choice, choose
+from tests.slots.beliefs import PREFIX_TOKENS, bare, chain, ledger, need, sizes, talk
+
+
+def test_the_longest_shared_beginning_wins() -> None:
+    """Before order of use, and whatever stands in slots that share less."""
+    idle = ledger(talk("ax"), talk("ab"), bare(), Nothing()).slots
+    assert Choice(1, 220, by_similarity=True, overwrites=False) == choose(need("abc"), idle)
+
+
+def test_of_two_that_share_alike_the_first_slot_wins() -> None:
+    """Whichever was used last, and in whatever order they are given."""
+    idle = ledger(bare("Q"), bare(), bare()).slots
+    choice = choose(need("ab"), list(reversed(idle)))
+    assert choice is not None
+    assert 1 == choice.slot
+
+
+@pytest.mark.parametrize(("letters", "by_similarity"), [("a" * 7, True), ("a" * 8, False), ("a" * 9, False)])
+def test_a_tenth_of_the_prompt_or_less_does_not_count(letters: str, by_similarity: bool) -> None:
+    """A short prefix and a long conversation: the slot that holds the prefix is no better than another."""
+    idle = ledger(bare(), talk("xyz", "")).slots
+    choice = choose(need(letters), idle)
+    assert choice is not None
+    assert by_similarity is choice.by_similarity
+
+
+def test_without_a_match_the_least_recently_used_slot_is_taken() -> None:
+    idle = ledger(talk("xy", ""), talk("zz", ""), talk("vw", "")).slots
+    assert Choice(0, 0, by_similarity=False, overwrites=False) == choose(need("abc"), idle)
+
+
+def test_of_slots_never_used_the_last_is_taken() -> None:
+    """Whether one is empty plays no part, only whether it ever ran anything."""
+    made = ledger(talk("xy", ""), Nothing(), Nothing())
+    assert [0, 0] == [belief.last_used for belief in made.slots[1:]]
+    choice = choose(need("abc"), made.slots)
+    assert choice is not None
+    assert 2 == choice.slot
+
+
+@pytest.mark.parametrize(
+    ("held", "overwrites"),
+    [("ab", False), ("abcd", True), ("abcdefgh", True), ("abcdefghi", False), ("a" * 9, False)],
+)
+def test_what_keeps_half_is_overwritten_without_a_copy(held: str, overwrites: bool) -> None:
+    """A slot continued loses nothing; one that keeps less than half is copied first; in between the rest is lost."""
+    shared = {"ab": "abc", "abcd": "abc", "abcdefgh": "abcdx", "abcdefghi": "abcdx", "a" * 9: "ax"}
+    choice = choose(need(shared[held], ""), ledger(talk(held, "", answer=0)).slots)
+    assert choice is not None
+    assert overwrites is choice.overwrites
+
+
+def test_unknown_content_counts_as_sharing_nothing() -> None:
+    assert Choice(0, 0, by_similarity=False, overwrites=False) == choose(need("abc"), ledger(Unknown(900)).slots)
+
+
+def test_without_an_idle_slot_there_is_no_choice() -> None:
+    assert choose(need("abc"), ()) is None
+
+
+def test_a_request_of_no_size_is_no_match() -> None:
+    """Nothing to divide by."""
+    assert choose(Need(), ledger(bare()).slots) == Choice(0, 0, by_similarity=False, overwrites=False)
+    assert choose(Need(chain("a"), sizes("a"), "P", PREFIX_TOKENS), ledger(bare()).slots) is not None
