@@ -1,8 +1,8 @@
 """What `make demo` shows: the same agent sessions asked directly and through the proxy, side by side.
 
-Owns: the scene and the table. Two tiny models, the kind that forgives (dense) and the kind that doesn't (hybrid, with
+Owns: the scenes. Two tiny models, the kind that forgives (dense) and the kind that doesn't (hybrid, with
 the tools after the system text); for each a llama-server of its own for either way, with the same flags. Nothing is
-left running or on disk, except the models in the developer's cache.
+left running or on disk, except the models in the developer's cache. Counterparts: `asking`, `proxies`, `table`.
 """
 
 import asyncio
@@ -16,17 +16,16 @@ from pathlib import Path
 
 import aiohttp
 from rich.console import Console
-from rich.table import Table
 
 from proxy.demo.asking import Turn, ask_in_turns
 from proxy.demo.proxies import ProxyProcess, ProxyStartError
 from proxy.demo.servers import LlamaServer, NoServerError, ServerBinary, ServerStartError, find_server
 from proxy.demo.sessions import Body, session
+from proxy.demo.table import Comparison, Outcome, table
 
 PREFIX_TOKENS = 3000
 CONTEXT = 32768
 SAYS = ("now fix it and run the tests again",)
-MUCH = 0.5  # a proxied turn that prefills less than this share of the direct one is shown in green
 
 PROJECT = """\
 run the tests before you say that it is done. keep lines short. never change a file in data without need."""
@@ -41,24 +40,6 @@ class Scene:
 
     title: str
     model: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The same turn, both ways, and how the proxy says that it came to be warm."""
-
-    direct: Turn
-    proxied: Turn
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """All turns of a scene, and all that either server prefilled: what the proxy itself had it prefill included."""
-
-    comparisons: list[Comparison]
-    direct_prefilled: int
-    proxied_prefilled: int
 
 
 def main() -> int:
@@ -81,41 +62,6 @@ def main() -> int:
     else:
         return 0
     return 1
-
-
-def table(title: str, outcome: Outcome) -> Table:
-    """One row for each turn, direct beside proxied; the caption has what the servers themselves counted."""
-    work = f"{outcome.direct_prefilled:,} directly, {outcome.proxied_prefilled:,} through the proxy"
-    caption = f"tokens the server prefilled in all, warm-ups included: {work}"
-    shown = Table(title=title, title_style="bold", caption=caption, show_footer=True)
-    shown.title_justify = shown.caption_justify = "left"
-    direct = [pair.direct for pair in outcome.comparisons]
-    proxied = [pair.proxied for pair in outcome.comparisons]
-    totals = ["all", "", "", f"{sum(turn.prompt_tokens for turn in direct):,}"]
-    totals += [f"{sum(turn.prefilled for turn in way):,}" for way in (direct, proxied)]
-    totals += [f"{sum(turn.reused for turn in way):,}" for way in (direct, proxied)]
-    totals += [f"{sum(turn.first_token_ms for turn in way):,.0f} ms" for way in (direct, proxied)]
-    for name, total in zip(("session", "turn", "source"), totals, strict=False):
-        shown.add_column(name, total)
-    figures = ["prompt\ntokens"]
-    figures += [f"{what}\n{way}" for what in ("prefilled", "reused", "first token") for way in ("direct", "proxied")]
-    for name, total in zip(figures, totals[3:], strict=True):
-        shown.add_column(name, total, justify="right")
-    for pair in outcome.comparisons:
-        shown.add_row(*_row(pair))
-    return shown
-
-
-def _row(pair: Comparison) -> list[str]:
-    direct, proxied = pair.direct, pair.proxied
-    style = "green" if proxied.prefilled < MUCH * direct.prefilled else "none"
-    pairs = [
-        (f"{direct.prefilled:,}", f"{proxied.prefilled:,}"),
-        (f"{direct.reused:,}", f"{proxied.reused:,}"),
-        (f"{direct.first_token_ms:,.0f} ms", f"{proxied.first_token_ms:,.0f} ms"),
-    ]
-    figures = [text for before, after in pairs for text in (before, f"[{style}]{after}[/]")]
-    return [proxied.session, str(proxied.number), pair.source, f"{proxied.prompt_tokens:,}", *figures]
 
 
 def _scenes() -> list[Scene]:

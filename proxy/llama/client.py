@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import aiohttp
 import orjson
+from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.errors import PrefixCacheError
 from proxy.llama.upstream import Upstream
@@ -27,10 +28,11 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 class ControlFailed(PrefixCacheError):  # noqa: N818
     """A call of ours did not do what it should."""
 
-    def __init__(self, what: str, status: int = 0, *, is_broken: bool = False) -> None:
+    def __init__(self, what: str, status: int = 0, *, is_broken: bool = False, is_timeout: bool = False) -> None:
         super().__init__(f"{what}: HTTP {status}" if status else what)
         self.code = status
         """HTTP status, 0 where there was no answer."""
+        self.is_timeout = is_timeout
         self.is_broken = is_broken
         """The server took the request and then dropped the connection: it may have died of it."""
 
@@ -78,7 +80,7 @@ class LlamaClient:
         try:
             told = await self._json("GET", "/lora-adapters", auth)
         except ControlFailed as error:
-            if error.code:
+            if error.code in _NO_SUCH_PATH:
                 return []
             raise
         return told if isinstance(told, list) else []
@@ -88,7 +90,7 @@ class LlamaClient:
         told = await self._json("GET", "/slots", auth, timeout_s=timeout_s)
         if not isinstance(told, list):
             raise ControlFailed("/slots did not answer with a list")
-        return [_look(slot) for slot in told if isinstance(slot, dict)]
+        return [_look(slot) for slot in told if isinstance(slot, dict) and _is_count(slot.get("id"))]
 
     async def render(self, body: bytes, auth: Auth) -> str:
         """`POST /apply-template` of a chat body."""
@@ -102,7 +104,7 @@ class LlamaClient:
         body = orjson.dumps({"content": text, "add_special": True, "parse_special": True})
         told = await self._object("POST", "/tokenize", auth, body)
         tokens = told.get("tokens")
-        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        if not isinstance(tokens, list) or not all(_is_count(token) and token <= _LARGEST_TOKEN for token in tokens):
             raise ControlFailed("/tokenize answered without token ids")
         return tokens
 
@@ -181,12 +183,17 @@ class LlamaClient:
         limit = aiohttp.ClientTimeout(total=timeout_s or self._control_s)
         try:
             async with self._session.request(
-                method, self._url(method, path), data=body, headers=_headers(auth, body), timeout=limit
+                method,
+                self._url(method, path),
+                data=body,
+                headers=_headers(auth, body),
+                timeout=limit,
+                allow_redirects=False,
             ) as answer:
                 text = await answer.content.read(MAX_ANSWER_BYTES)
                 while piece := await answer.content.read(MAX_ANSWER_BYTES - len(text)):
                     text += piece
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _CALL_ERRORS as error:
             raise _failed(path, error) from error
         if answer.status != HTTPStatus.OK:
             raise ControlFailed(path, answer.status)
@@ -202,7 +209,11 @@ class LlamaClient:
         limit = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.post(
-                self._url("POST", path), data=body, headers=_headers(auth, body), timeout=limit
+                self._url("POST", path),
+                data=body,
+                headers=_headers(auth, body),
+                timeout=limit,
+                allow_redirects=False,
             ) as answer:
                 if answer.status != HTTPStatus.OK:
                     raise ControlFailed(path, answer.status)
@@ -211,7 +222,7 @@ class LlamaClient:
                     last = event if "timings" in event else last
                     if progressed and isinstance(told := event.get("prompt_progress"), dict):
                         progressed(_count(told, "processed"))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except _CALL_ERRORS as error:
             raise _failed(path, error) from error
         if not last:
             raise ControlFailed(f"{path} ended without figures")
@@ -224,15 +235,27 @@ class LlamaClient:
 
 
 _FIELDS = ["timings", "tokens_cached", "id_slot"]
+_CALL_ERRORS = (
+    aiohttp.ClientError,
+    HttpProcessingError,  # a line too long in the middle of a stream is not a ClientError
+    TimeoutError,
+    OSError,
+    ValueError,  # a header value that can't be sent
+)
+_LARGEST_TOKEN = 2**31 - 1
+_NO_SUCH_PATH = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 
 
 def _failed(path: str, error: Exception) -> ControlFailed:
     never_arrived = isinstance(error, aiohttp.ClientConnectorError | TimeoutError)
     broken = isinstance(error, aiohttp.ClientError | OSError) and not never_arrived
-    return ControlFailed(f"{path}: {type(error).__name__}", is_broken=broken)
+    late = isinstance(error, TimeoutError)
+    return ControlFailed(f"{path}: {type(error).__name__}", is_broken=broken, is_timeout=late)
 
 
 def _headers(auth: Auth, body: bytes | None) -> dict[str, str]:
+    """Raises ValueError for credentials that aiohttp would send without the bytes that are no UTF-8."""
+    "".join(auth.values()).encode()
     return {**auth, "Content-Type": "application/json"} if body is not None else dict(auth)
 
 
@@ -246,9 +269,13 @@ def _event(line: bytes) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _count(told: Mapping[str, Any], name: str) -> int:
     value = told.get(name)
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and _is_count(value) else 0
 
 
 def _warmed(told: Mapping[str, Any]) -> Warmed:
@@ -258,7 +285,7 @@ def _warmed(told: Mapping[str, Any]) -> Warmed:
     slot = told.get("id_slot")
     took = timings.get("prompt_ms")
     return Warmed(
-        slot if isinstance(slot, int) else -1,
+        slot if isinstance(slot, int) and _is_count(slot) else -1,
         _count(timings, "prompt_n"),
         _count(timings, "cache_n"),
         float(took) if isinstance(took, int | float) else 0.0,
@@ -268,9 +295,18 @@ def _warmed(told: Mapping[str, Any]) -> Warmed:
 def _look(slot: Mapping[str, Any]) -> Look:
     task = slot.get("id_task")
     busy = slot.get("is_processing")
-    n_tokens = max(_count(slot, "n_prompt_tokens"), 0)
-    # Builds that number no tasks say -1 for "none yet".
-    return Look(_count(slot, "id"), task if isinstance(task, int) and task >= 0 else None, n_tokens, busy is True)
+    # Builds that number no tasks say -1 for "none yet"; a slot that ran something and tells no length is an older one.
+    number = task if isinstance(task, int) and _is_count(task) else None
+    tells_length = number is None or "n_prompt_tokens" in slot
+    return Look(
+        _count(slot, "id"),
+        number,
+        _count(slot, "n_prompt_tokens"),
+        busy is True,
+        tells_length,
+        n_processed=_count(slot, "n_prompt_tokens_processed"),
+        n_cache=_count(slot, "n_prompt_tokens_cache"),
+    )
 
 
 def _top_logprobs(told: Mapping[str, Any]) -> dict[int, float]:

@@ -49,7 +49,8 @@ def model_identity(
     told: Process, models: Mapping[str, Any], lora: Sequence[Any], *, server_id: str, file: str, wanted: str = ""
 ) -> ModelIdentity:
     """Which weights: the file where it can be seen from here, else what the server says of them."""
-    entries = [entry for entry in models.get("data") or () if isinstance(entry, dict)]
+    data = models.get("data")
+    entries = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
     entry = next((e for e in entries if e.get("id") == wanted), entries[0] if entries else {})
     meta = entry.get("meta")
     stable = {k: v for k, v in meta.items() if k not in _UNSTABLE} if isinstance(meta, dict) else {}
@@ -73,7 +74,10 @@ def file_identity(path: str) -> str:
 
 
 def _canonical(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError:  # nested deeper than orjson writes, though not than it reads
+        return ""
 
 
 def _text(value: object) -> str:

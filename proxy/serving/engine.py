@@ -21,6 +21,7 @@ from http import HTTPStatus
 from typing import Any
 
 from proxy.checkpoints.key import checkpoint_key, temporary_name
+from proxy.llama.answer import Figures
 from proxy.llama.client import Auth, ControlFailed, LlamaClient
 from proxy.llama.identity import file_identity, model_identity, process
 from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
@@ -45,7 +46,7 @@ STALE_S = 1.0
 """After this long without an answer the server may be another one."""
 GLANCE_S = 0.05
 """How long a look that every request pays for may take."""
-MAX_PLANS = 3
+MAX_PLANS = 4
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
 PROBE_S = 10.0
 PROBE_KEY = "0" * 16
@@ -116,7 +117,7 @@ class Engine:
         model = self.model
         if model.settling:
             await asyncio.wait(model.settling)
-        await self._glance(ticket.visit.auth)
+        has_looked = await self._glance(ticket.visit.auth)
         await self._identify(ticket)
         if model.process is None:
             return
@@ -126,6 +127,13 @@ class Engine:
         only = None if self.settings.slot == "auto" else self.settings.slot
         for _ in range(MAX_PLANS):
             ticket.plan = plan(ticket.need, model.ledger, model.able, self.store.disk(ticket.need.prefix_key), only)
+            is_native = ticket.plan.source in (Source.CONTINUE, Source.HIT) and not ticket.plan.steps
+            if not is_native and not has_looked:
+                # Beliefs are about to be acted on, and a server can be restarted within a second.
+                has_looked = await self._glance(ticket.visit.auth, is_needed=True)
+                if model.wants_probe:
+                    await self.probe(ticket.visit.auth)
+                continue
             self.report.planned(ticket)
             try:
                 await self.executor.carry_out(ticket)
@@ -170,18 +178,22 @@ class Engine:
             model.ledger.hold(look.slot, Prefix("", look.n_tokens) if look.n_tokens else Nothing())
         self._observe(looks, [look.slot for look in looks])
 
-    async def _glance(self, auth: Auth) -> None:
-        """Is it still the same server, and has anybody else used it? One round trip, and only after a silence."""
+    async def _glance(self, auth: Auth, *, is_needed: bool = False) -> bool:
+        """Is it still the same server, and has anybody else used it? Only after a silence; whether it was looked."""
         model = self.model
         if model.process is None:
             await self._meet_first(auth)
-            return
-        if time.monotonic() - model.last_answer < STALE_S and model.is_welcome(auth):
-            return
+            return True
+        is_fresh = time.monotonic() - model.last_answer < STALE_S and model.is_welcome(auth)
+        if is_fresh and not is_needed:
+            return False
+        limit_s = self.settings.control_timeout if is_needed else GLANCE_S
         try:
-            now = process(await model.client.props(auth, GLANCE_S))
+            now = process(await model.client.props(auth, limit_s))
         except ControlFailed as error:
-            if error.code == HTTPStatus.SERVICE_UNAVAILABLE or (error.code == 0 and "Timeout" not in str(error)):
+            if error.is_timeout and not is_needed:
+                return False
+            if error.code in (0, HTTPStatus.SERVICE_UNAVAILABLE) and not error.is_timeout:
                 self._lost_server()
             raise
         model.welcomed(auth)
@@ -191,8 +203,9 @@ class Engine:
             self.report.trouble("slept", "the server slept, its slots are empty")
             model.ledger.forget()
         elif model.able.shows_slots:
-            self._observe(await model.client.slots(auth, GLANCE_S), ())
+            self._observe(await model.client.slots(auth, self.settings.control_timeout), ())
         model.last_answer = time.monotonic()
+        return True
 
     async def _meet_first(self, auth: Auth) -> None:
         async with self.model.meeting:
@@ -307,10 +320,11 @@ class Engine:
             return ticket.plan.slot is not None
         with suppress(ControlFailed):
             looks = await model.client.slots(ticket.visit.auth)
-            fresh = [look.slot for look in looks if look.is_busy and self._is_new(look)]
+            fresh = [look for look in looks if look.is_busy and self._is_new(look)]
             if len(fresh) == 1:
-                self._take_slot(ticket, fresh[0])
-            self._observe(looks, fresh)
+                self._take_slot(ticket, fresh[0].slot)
+                ticket.seen = fresh[0]
+            self._observe(looks, [look.slot for look in fresh])
         return ticket.slot is not None
 
     def _is_new(self, look: Look) -> bool:
@@ -357,6 +371,7 @@ class Engine:
     async def _account(self, ticket: Ticket) -> None:
         try:
             looks = await self._last_look(ticket)
+            ticket.figures = ticket.figures or figures_from_slot(ticket, looks)
             self._enter_outcome(ticket, looks)
             self.report.settled(ticket, self.model)
         finally:
@@ -515,4 +530,20 @@ class Engine:
             _, late = await asyncio.wait(tasks, timeout=1.0)
             for task in late:
                 task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         await self.store.close()
+
+
+def figures_from_slot(ticket: Ticket, looks: Iterable[Look]) -> Figures | None:
+    """The fallback where an answer has no figures: what `/slots` showed while it ran, or what the slot holds now.
+
+    Newer builds show counters of prefilled and reused tokens only during the run, and afterwards only the slot's
+    length, which the generated tokens are part of.
+    """
+    if ticket.status != HTTPStatus.OK or not ticket.is_whole:
+        return None
+    last = next((look for look in looks if look.slot == (ticket.slot or 0)), None)
+    for look in (ticket.seen, last):
+        if look is not None and look.n_processed:
+            return Figures(look.n_processed, look.n_cache, None, None, None, "slots")
+    return Figures(last.n_tokens, None, None, None, None, "slots") if last is not None and last.n_tokens else None

@@ -219,7 +219,7 @@ class Executor:
         if not model.able.rolls_back:
             await self._read_file(ticket, slot, prefix, name)
             return
-        model.ledger.hold(slot, Prefix(prefix.key, prefix.n_tokens))
+        model.ledger.hold(slot, Prefix(prefix.key, prefix.n_tokens + 1), has_run=False)
 
     async def _save(self, ticket: Ticket, key: str) -> None:
         """Write the prefix that a slot holds to a checkpoint; a failure costs the request nothing but the time."""
@@ -265,6 +265,8 @@ class Executor:
     async def _record_logprobs(self, ticket: Ticket, slot: int, prefix: ExactPrefix) -> None:
         """What the model says after the prefix, to be compared when the file is restored one day."""
         model, store = self._engine.model, self._engine.store
+        if not (model.able.rolls_back or model.able.restores):
+            return  # the slot could not be brought back to the prefix
         _, logprobs = await self._look_beyond(ticket, prefix)
         store.proven(prefix.key, logprobs)
         model.verified.add(prefix.key)

@@ -12,6 +12,7 @@ from multidict import CIMultiDictProxy
 from proxy.llama.answer import AnswerReader, Figures
 from proxy.serving.visit import Visit
 from proxy.slots.holding import Need
+from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, nothing
 
 
@@ -41,6 +42,8 @@ class Ticket:
         self.first_byte_ms = 0.0
         self.figures: Figures | None = None
         self.failed_with_error = False
+        self.seen: Look | None = None
+        """Its slot, as it was seen when the answer began."""
         self._reader: AnswerReader | None = None
         self._on_began = on_began
         self._on_settled = on_settled

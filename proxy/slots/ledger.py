@@ -26,6 +26,13 @@ class Look:
     """Task number of the last completion; None for a slot that never ran one."""
     n_tokens: int
     is_busy: bool
+    tells_length: bool = True
+    """False for a build that does not say how many tokens its slots hold."""
+
+    n_processed: int = 0
+    """Prompt tokens prefilled for the running request; on some builds kept after it."""
+    n_cache: int = 0
+    """Prompt tokens reused by it."""
 
 
 @dataclass(slots=True)
@@ -49,6 +56,8 @@ class Ledger:
         self.copies: OrderedDict[bytes, Talk] = OrderedDict()
         self.saw_start = False
         """Whether all that this process did since its start was seen: what is not known here then does not exist."""
+        self.may_be_hot = True
+        """Whether nothing was learned yet of a process that may hold anybody's work: no request of ours has ended."""
         self._uses = 0
 
     def __repr__(self) -> str:
@@ -63,6 +72,7 @@ class Ledger:
         self.slots = [SlotBelief(i, lease=leases.get(i, 0)) for i in range(total_slots or len(self.slots))]
         self.copies.clear()
         self.saw_start = False
+        self.may_be_hot = True
 
     def observe(self, looks: Sequence[Look], ours: Iterable[int] = ()) -> list[int]:
         """Compare with a look at `/slots`; returns the slots whose belief was given up. `ours` we used ourselves."""
@@ -86,7 +96,7 @@ class Ledger:
     def _judge(self, belief: SlotBelief, look: Look, *, is_foreign: bool, others: set[int]) -> bool:
         """Take away what the look disproves; whether that is a surprise."""
         before = belief.holds
-        if look.n_tokens == 0:
+        if look.n_tokens == 0 and look.tells_length:
             if isinstance(before, Prefix) and look.task is None and not others:
                 return False  # a slot that never ran anything shows no length after a restore either
             was_moved = bool(others) and not is_foreign  # the server makes room so when a task begins elsewhere
@@ -94,7 +104,7 @@ class Ledger:
                 self.copied(before)
             belief.holds = Nothing()
             return is_foreign or (isinstance(before, Prefix | Talk) and not was_moved)
-        if is_foreign or not (isinstance(before, Unknown) or _fits(before, look)):
+        if is_foreign or not (isinstance(before, Unknown) or not look.tells_length or _fits(before, look)):
             belief.holds = Unknown(look.n_tokens)
             return True
         return False
@@ -115,6 +125,7 @@ class Ledger:
         """A slot now holds this, by our own doing; `has_run` is False where no completion did it (a restore)."""
         if 0 <= slot < len(self.slots):
             self.slots[slot].holds = holding
+            self.may_be_hot = self.may_be_hot and not isinstance(holding, Talk)
             if has_run and not isinstance(holding, Nothing):
                 self.used(slot)
 
@@ -137,6 +148,8 @@ class Ledger:
         for belief in self.slots:
             if belief.lease == number:
                 belief.lease = 0
+                if belief.seen is not None:  # the look that would tell may fail
+                    belief.seen = replace(belief.seen, is_busy=False)
 
     def copied(self, holding: Holding) -> None:
         """The server has a copy of this in host memory."""

@@ -14,19 +14,23 @@ The cases are numbered; the numbers stand again at the branches.
  1. several answers at once (`n` > 1) or no idle slot: forward.
  2. an idle slot holds the conversation that the request continues: forward (`continue`).
  3. host memory has that conversation: copy and clear the slots that the server would choose instead (`resume`).
- 4. in mid-conversation, and not everything since the server's start was seen: what it needs may be anywhere. Forward.
- 5. no exact prefix: keep safe what the request would overwrite, forward.
- 6. an idle slot holds exactly the prefix: move aside whoever shares more, forward (`hit`).
- 7. an idle slot's conversation begins with the prefix and can be gone back in, at least to a mark near its end: copy
+ 4. not everything since the server's start was seen, and the request is the first one or in mid-conversation: what it
+    needs may be anywhere. Forward; its answer teaches.
+ 5. no exact prefix: forward.
+ 6. the prefix is so small a part of the prompt that the server would not see it: forward.
+ 7. an idle slot holds exactly the prefix: move aside whoever shares more, forward (`hit`).
+ 8. an idle slot's conversation begins with the prefix and can be gone back in, at least to a mark near its end: copy
     it, forward (`hit`), unless a restore gives more.
- 8. a checkpoint exists: copy and clear what shares the prefix, restore, forward (`restore`).
- 9. the prefix is in a slot that is busy: whoever builds it now does so in its own request anyway. Forward.
-10. in mid-conversation with a prefix never seen (tools switched, a prompt rewritten each turn): the request prefills it
+ 9. a checkpoint exists: copy and clear what shares the prefix, restore, forward (`restore`).
+10. the prefix is in a slot that is busy: whoever builds it now does so in its own request anyway. Forward.
+11. in mid-conversation with a prefix never seen (tools switched, a prompt rewritten each turn): the request prefills it
     anyway, and it may never come again. Forward.
-11. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
-12. a conversation in host memory begins with the prefix: the server takes that one for it, as it would without us.
+12. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
+13. a conversation in host memory begins with the prefix: the server takes that one for it, as it would without us.
     Forward; a warm-up would take it just the same.
-13. else prefill it (`warm-up`), save it where that is wanted, forward.
+14. else prefill it (`warm-up`), save it where that is wanted, forward.
+
+Wherever a request is forwarded unprepared (5, 6, 10 to 12), a conversation that it would overwrite is copied first.
 """
 
 from collections.abc import Sequence
@@ -36,7 +40,7 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import choose
+from proxy.slots.prediction import SIMILARITY, choose
 
 CHECKPOINT_SLACK = 517
 """Tokens before a prompt's end at which a server with the default `-ub 512` leaves its last in-memory checkpoint."""
@@ -51,49 +55,79 @@ class Disk:
 
 
 def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), only_slot: int | None = None) -> Plan:
-    """Decide; `only_slot` confines all preparation to that slot."""
-    idle = [b for b in ledger.idle() if only_slot is None or b.slot == only_slot]
+    """Decide; `only_slot` confines all preparation to that slot, while the server still chooses among all."""
+    idle = ledger.idle()
     if need.slots > 1 or not idle:
         return nothing("several_answers" if need.slots > 1 else "no_idle_slot")  # 1
     if held := _holder(need, idle):
         return Plan(Source.CONTINUE, "slot_holds_conversation", slot=held.slot)  # 2
+    return _confined(_prepare(need, ledger, idle, able, disk), only_slot)
+
+
+def _confined(wanted: Plan, only_slot: int | None) -> Plan:
+    """The plan, unless it would touch another slot than the one that is ours to prepare."""
+    if only_slot is None:
+        return wanted
+    slots = {step.slot for step in wanted.steps if isinstance(step, Copy | Clear | Restore)}
+    return wanted if slots <= {only_slot} and wanted.slot in (None, only_slot) else nothing("other_slot")
+
+
+def _prepare(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk) -> Plan:
     if able.keeps_copies and (talk := ledger.longest_copy(need)):
         return _resume(need, idle, talk, able)  # 3
-    if need.has_past and not ledger.saw_start and any(isinstance(b.holds, Unknown) for b in idle):
+    is_open = not ledger.saw_start and any(isinstance(b.holds, Unknown) for b in idle)
+    if is_open and (need.has_past or ledger.may_be_hot):
         return nothing("may_be_hot")  # 4
     if not need.prefix_key:
-        return Plan(Source.NONE, "no_prefix", _keep_safe(need, idle, able))  # 5
+        return _unprepared("no_prefix", need, idle, able)  # 5
+    if len(ledger.slots) > 1 and need.prefix_tokens <= SIMILARITY * need.n_tokens:
+        return _unprepared("prefix_below_similarity", need, idle, able)  # 6
     return _give_prefix(need, ledger, idle, able, disk)
 
 
 def _give_prefix(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk) -> Plan:
-    bare = next((b for b in idle if isinstance(b.holds, Prefix) and b.holds.key == need.prefix_key), None)
-    if bare is not None:  # 6
+    if bare := _bare(need, idle, able):  # 7
         return Plan(Source.HIT, "slot_holds_prefix", _aside(need, bare, idle, able), need.prefix_tokens, bare.slot)
     can_restore = disk.has_checkpoint and able.restores is not False and able.acts_on_slots is not False
     native = _native(need, idle, able)
-    if native and (native.expected_cache_n >= need.prefix_tokens or not can_restore):  # 7
+    if native and (native.expected_cache_n >= need.prefix_tokens or not can_restore):  # 8
         return native
-    if can_restore and (restore := _restore(need, idle, able)):  # 8
+    if can_restore and (restore := _restore(need, idle, able)):  # 9
         return restore
-    if _is_busy_with_prefix(need, ledger):  # 9
-        return nothing("prefix_in_busy_slot")
-    if need.has_past:  # 10
-        return Plan(Source.NONE, "mid_conversation", _keep_safe(need, idle, able))
-    if need.is_slow:  # 11
-        return nothing("built_when_idle")
-    may_save = disk.may_save and able.acts_on_slots is not False
+    if _is_busy_with_prefix(need, ledger):  # 10
+        return _unprepared("prefix_in_busy_slot", need, idle, able)
+    if need.has_past:  # 11
+        return _unprepared("mid_conversation", need, idle, able)
+    if need.is_slow:  # 12
+        return _unprepared("built_when_idle", need, idle, able)
+    may_save = disk.may_save and able.acts_on_slots is not False and able.restores is not False
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
-    if copy is not None and not may_save:  # 12
+    if copy is not None and not may_save:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), _reach(need, copy, able))
     save: tuple[Step, ...] = (Save(need.prefix_key),) if may_save else ()
     aside = _copies([b for b in idle if isinstance(b.holds, Unknown | Talk)], able)
-    return Plan(Source.WARM_UP, "no_checkpoint", (*aside, Warm(need.prefix_key), *save), need.prefix_tokens)  # 13
+    return Plan(Source.WARM_UP, "no_checkpoint", (*aside, Warm(need.prefix_key), *save), need.prefix_tokens)  # 14
+
+
+def _unprepared(reason: str, need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan:
+    """Forward; but what the request would overwrite in the slot that it will get is copied first."""
+    choice = choose(need, idle)
+    overwritten = [b for b in idle if choice is not None and choice.overwrites and b.slot == choice.slot]
+    return Plan(Source.NONE, reason, _copies(overwritten, able))
 
 
 def _holder(need: Need, idle: Sequence[SlotBelief]) -> SlotBelief | None:
     held = [b for b in idle if continues_talk(need, b.holds)]
     return max(held, key=lambda b: len(b.holds.chain) if isinstance(b.holds, Talk) else 0, default=None)
+
+
+def _bare(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> SlotBelief | None:
+    """A slot that holds exactly the prefix and that the server will choose, once others are out of the way."""
+    bare = next((b for b in idle if isinstance(b.holds, Prefix) and b.holds.key == need.prefix_key), None)
+    if bare is None or able.keeps_copies:
+        return bare
+    choice = choose(need, idle)
+    return bare if choice is not None and choice.slot == bare.slot else None
 
 
 def _resume(need: Need, idle: Sequence[SlotBelief], talk: Talk, able: Capabilities) -> Plan:
@@ -110,13 +144,6 @@ def _moved_out(beliefs: Sequence[SlotBelief], idle: Sequence[SlotBelief], able: 
         empty = next((b for b in idle if isinstance(b.holds, Nothing)), None)
         return (Copy(empty.slot),) if empty else (Copy(beliefs[0].slot), Clear(beliefs[0].slot))
     return tuple(step for b in beliefs for step in (Copy(b.slot), Clear(b.slot)))
-
-
-def _keep_safe(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
-    choice = choose(need, idle)
-    if choice is None or not choice.overwrites:
-        return ()
-    return _copies([b for b in idle if b.slot == choice.slot], able)
 
 
 def _aside(need: Need, kept: SlotBelief, idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
@@ -162,18 +189,11 @@ def _restore(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan
     elif able.keeps_copies:
         steps = (*_moved_out(sharing, idle, able), *_copies([target], able))
     elif sharing:
-        return (
-            None  # without copies a slot that shares more would be chosen and overwritten, and the restore be in vain
-        )
+        return None  # the server may choose one of those: it would be overwritten, and the restore in vain
     else:
         steps = ()
-    return Plan(
-        Source.RESTORE,
-        "checkpoint_on_disk",
-        (*steps, Restore(target.slot, need.prefix_key)),
-        need.prefix_tokens,
-        target.slot,
-    )
+    steps = (*steps, Restore(target.slot, need.prefix_key))
+    return Plan(Source.RESTORE, "checkpoint_on_disk", steps, need.prefix_tokens, target.slot)
 
 
 def _is_busy_with_prefix(need: Need, ledger: Ledger) -> bool:

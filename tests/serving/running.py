@@ -93,7 +93,7 @@ class Recorder(Reporter):
         self.changed.set()
 
     def bug(self, error: BaseException, *told: Any, **more: Any) -> None:
-        super().bug(error, *told, **more)
+        # Unsaid: it is raised at the end, and a traceback written here would block the event loop.
         self.bugs.append(error)
         self.changed.set()
 
@@ -120,9 +120,8 @@ class Running:
 
     @property
     def prefix(self) -> ExactPrefix:
-        """The one exact prefix that the engine knows."""
-        (known,) = {prefix.key: prefix for prefix in self.proxy.engine.model.prefixes.values()}.values()
-        return known
+        """The exact prefix of the latest request, as the engine knows it."""
+        return self.proxy.engine.model.prefixes[self.last.visit.rendering]
 
     @property
     def last(self) -> Ticket:

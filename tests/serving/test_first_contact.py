@@ -9,6 +9,7 @@ from tests.serving.running import ask_directly, running, sessions
 
 flags = pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
 kinds = pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
+BATCH = 512
 LONG = "read the first file and say what it does. " * 150
 
 
@@ -62,15 +63,19 @@ async def test_a_new_session_after_a_restart_of_the_proxy_is_warm_again(
     start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]
 ) -> None:
     """What the new proxy can't know it prepares again: the session after the next finds the prefix warm."""
-    bodies = sessions("/a", "/b", "/c")
+    first, second, third = sessions("/a", "/b", "/c")
     server = start_llama(kind, *flags)
-    directly = await ask_directly(server, *bodies)
+    async with running(server) as before:
+        await before.ask(first)
+    (directly,) = await ask_directly(server, second)
     server.restart()
     async with running(server) as before:
-        await before.ask(bodies[0])
+        await before.ask(first)
     async with running(server) as after:
-        answers = [await after.ask(body) for body in bodies[1:]]
+        answers = [await after.ask(body) for body in (second, third)]
         expected = after.prefix.n_tokens
     warmed = sum(warm_up.prompt_n for warm_up in after.heard.warm_ups)
-    assert directly[1].prefilled + 8 >= answers[0].prefilled + warmed
-    assert expected - 517 <= answers[1].reused
+    # A recurrent state that was kept exactly at the prefix's end is of no use to a prompt that ends there.
+    again = BATCH if kind == "hybrid" else 0
+    assert directly.prefilled + again + 8 >= answers[0].prefilled + warmed
+    assert expected - BATCH - 5 <= answers[1].reused

@@ -1,4 +1,8 @@
-"""Answers from a prepared slot are the answers of a cold one: the log-probabilities tell."""
+"""Answers from a prepared slot are the answers of a cold one: the log-probabilities tell.
+
+Flash attention is off here: on a CPU its rounding depends on how a prompt was cut into batches. Without any proxy, a
+dense tiny model's log-probabilities then move by 0.17 between a whole prefill and a continued one, and by 0 without it.
+"""
 
 from pathlib import Path
 
@@ -9,6 +13,7 @@ from proxy.demo.sessions import Body, next_turn
 from tests.conftest import StartLlama
 from tests.serving.running import Answer, ask_directly, ask_server, distance, running, sessions, telling
 
+EXACT = ("-fa", "off")
 QUIET = 5e-4
 WRONG = 1e-3
 kinds = pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
@@ -26,7 +31,7 @@ async def test_answers_through_the_proxy_are_those_of_a_cold_server(
 ) -> None:
     """Warmed, continued and gone back in, a slot gives the log-probabilities of a server that has nothing cached."""
     bodies = conversation(*sessions("/a", "/b"))
-    server = start_llama(kind, *flags)
+    server = start_llama(kind, *EXACT, *flags)
     cold = await ask_directly(server, *({**body, "cache_prompt": False} for body in bodies))
     server.restart()
     async with running(server) as proxied:
@@ -41,7 +46,7 @@ async def test_answers_through_the_proxy_are_those_of_a_cold_server(
 async def test_a_wrong_state_shows(start_llama: StartLlama, kind: Kind, tmp_path: Path) -> None:
     """The state of other weights in place of the right one moves the log-probabilities by more than ever allowed."""
     (body,) = map(telling, sessions("/a"))
-    server = start_llama(kind, "-np", "1", "--slot-save-path", str(tmp_path), seed=8)
+    server = start_llama(kind, *EXACT, "-np", "1", "--slot-save-path", str(tmp_path), seed=8)
     prompt = await ask_server(server, "/apply-template", body)
     tokens = (await ask_server(server, "/tokenize", {"content": prompt["prompt"], "parse_special": True}))["tokens"]
     await ask_server(server, "/completion", {"prompt": tokens[:-10], "n_predict": 0, "grammar": 'root ::= ""'})

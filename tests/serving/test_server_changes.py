@@ -82,7 +82,12 @@ async def test_the_change_is_noticed(
     assert [200, 200] == [answer.status for answer in answers]
     assert [] == false_hits(proxied)
     assert [True, True] == [answer.reused >= expected - 517 for answer in answers], (
-        expected, [(a.reused, a.prefilled) for a in answers], proxied.sources, proxied.reasons, proxied.heard.troubles)
+        expected,
+        [(a.reused, a.prefilled) for a in answers],
+        proxied.sources,
+        proxied.reasons,
+        proxied.heard.troubles,
+    )
 
 
 @flags

@@ -33,8 +33,13 @@ async def test_later_sessions_find_the_prefix_warm(
         expected = proxied.prefix.n_tokens
     assert [200, 200, 200] == [answer.status for answer in answers]
     assert 2000 < expected
-    assert [True, True] == [expected - lost <= answer.reused for answer in answers[1:]], (expected, [
-        (a.reused, a.prefilled) for a in answers], proxied.sources, proxied.reasons, proxied.heard.troubles)
+    assert [True, True] == [expected - lost <= answer.reused for answer in answers[1:]], (
+        expected,
+        [(a.reused, a.prefilled) for a in answers],
+        proxied.sources,
+        proxied.reasons,
+        proxied.heard.troubles,
+    )
     assert 1 == len(proxied.heard.warm_ups)
 
 
@@ -54,3 +59,21 @@ async def test_the_first_session_pays_next_to_nothing(
     warmed = sum(warm_up.prompt_n for warm_up in proxied.heard.warm_ups)
     assert 1 == len(proxied.heard.warm_ups)
     assert directly.prefilled + 8 >= warmed + answer.prefilled
+
+
+@flags
+async def test_tokens_that_merge_across_the_cut(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
+    """Where the vocabulary merges the end of the stable text with what follows, nothing is lost to another tail."""
+    bodies = [
+        *sessions("/a"),
+        *sessions("/b", project_context="write tests first"),
+        *sessions("/c"),
+        *sessions("/d", project_context="be brief"),
+    ]
+    server = start_llama("hybrid", *flags, "-ub", "64", merge_trap=True)
+    async with running(server) as proxied:
+        answers = [await proxied.ask(body) for body in bodies]
+        known = proxied.prefix
+    assert known.n_tokens <= answers[0].reused
+    assert [True, True, True] == [known.n_tokens - 64 - 5 <= answer.reused for answer in answers[1:]]
+    assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]

@@ -1,4 +1,4 @@
-"""Short ways to write down needs, holdings and ledgers: a conversation is a text, each letter a message of 100 tokens."""
+"""Short ways to write down needs, holdings and ledgers: a talk is a text, each letter a message of 100 tokens."""
 
 import hashlib
 from itertools import accumulate
@@ -24,9 +24,7 @@ def need(letters: str, prefix: str = "P", *, has_past: bool = False, slots: int 
     return Need(chain(letters), sizes(letters), prefix, PREFIX_TOKENS if prefix else 0, has_past, slots)
 
 
-def talk(
-    letters: str, prefix: str = "P", *, answer: int = 20, is_whole: bool = True, is_marked: bool = False
-) -> Talk:
+def talk(letters: str, prefix: str = "P", *, answer: int = 20, is_whole: bool = True, is_marked: bool = False) -> Talk:
     n_prompt = MESSAGE_TOKENS * len(letters)
     n_prefix = PREFIX_TOKENS if prefix else 0
     return Talk(

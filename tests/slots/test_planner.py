@@ -1,0 +1,322 @@
+"""The planner's cases, each with what makes it and what ends it."""
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.slots.capabilities import Capabilities
+from proxy.slots.holding import Holding, Need, Nothing, Unknown
+from proxy.slots.ledger import Ledger
+from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Warm
+from proxy.slots.planner import CHECKPOINT_SLACK, Disk, plan
+from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, chain, ledger, look, need, sizes, talk
+
+ABLE = Capabilities(total_slots=4, rolls_back=True, keeps_copies=True, restores=True, acts_on_slots=True)
+NO_COPIES = replace(ABLE, keeps_copies=False)
+NO_ROLLBACK = replace(ABLE, rolls_back=False)
+UNPROBED = Capabilities(total_slots=4)
+SAVED = Disk(has_checkpoint=True)
+FIRST = need("ab")
+"""The first request of a new session."""
+
+
+def is_untouched(made: Plan, reason: str) -> bool:
+    return (made.source, made.reason, made.steps, made.expected_cache_n) == (Source.NONE, reason, (), 0)
+
+
+# --- 1: no slot to prepare -----------------------------------------------------------------------------------------
+
+
+def test_several_answers_at_once_are_forwarded() -> None:
+    """They take several slots, and which ones nobody knows."""
+    assert is_untouched(plan(need("ab", slots=2), ledger(bare(), bare()), ABLE, SAVED), "several_answers")
+
+
+def test_without_an_idle_slot_the_request_is_forwarded() -> None:
+    """Leased or seen at work for somebody else."""
+    made = ledger(bare(), Nothing(), busy=(0,))
+    made.observe([look(1, 5, 40, is_busy=True)])
+    assert is_untouched(plan(FIRST, made, ABLE, SAVED), "no_idle_slot")
+
+
+# --- 2: continue ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "able", [ABLE, NO_COPIES, NO_ROLLBACK, UNPROBED], ids=["all", "no copies", "hybrid", "unprobed"]
+)
+def test_a_conversation_that_a_slot_holds_goes_on_there(able: Capabilities) -> None:
+    """Nothing is done, whatever stands in the other slots."""
+    made = ledger(bare(), talk("ab"), Unknown(500), talk("xy"))
+    assert Plan(Source.CONTINUE, "slot_holds_conversation", slot=1) == plan(
+        need("abc", has_past=True), made, able, SAVED
+    )
+
+
+def test_of_two_turns_of_a_conversation_the_later_one_goes_on() -> None:
+    """The server takes the slot that shares most."""
+    assert 2 == plan(need("abcde"), ledger(talk("ab"), Nothing(), talk("abcd"), talk("abc")), ABLE).slot
+
+
+def test_a_busy_holder_is_no_holder() -> None:
+    """The earlier turn still runs: the request can't have its slot."""
+    made = ledger(talk("ab"), Nothing(), busy=(0,))
+    assert Source.CONTINUE is not plan(need("abc", has_past=True), made, ABLE).source
+
+
+def test_a_retry_continues_nothing() -> None:
+    """Equal length is a retry or an edit: the slot would have to go back."""
+    assert Source.CONTINUE is not plan(need("ab"), ledger(talk("ab")), ABLE).source
+
+
+# --- 3: resume -----------------------------------------------------------------------------------------------------
+
+
+def with_copy(letters: str, *holdings: Holding, busy: tuple[int, ...] = ()) -> Ledger:
+    made = ledger(*holdings, busy=busy)
+    made.copied(talk(letters))
+    return made
+
+
+def test_a_parked_conversation_comes_back_once_its_prefix_is_out_of_the_way() -> None:
+    """A bare prefix and another talk with that prefix are copied and cleared; what shares nothing stays."""
+    made = with_copy("ab", bare(), talk("xy", "Q"), talk("az"), Nothing())
+    told = plan(need("abc", has_past=True), made, ABLE, SAVED)
+    assert Source.RESUME is told.source
+    assert {Clear(0), Clear(2)} == {step for step in told.steps if isinstance(step, Clear)}
+    assert {Copy(0), Copy(2)} >= {step for step in told.steps if isinstance(step, Copy)}
+    assert PREFIX_TOKENS == told.expected_cache_n
+
+
+def test_nothing_is_cleared_that_was_not_copied_first() -> None:
+    """A conversation in the way must come back, too."""
+    steps = plan(need("abc"), with_copy("ab", talk("az"), talk("aw")), ABLE).steps
+    for slot in (0, 1):
+        assert Clear(slot) in steps
+        assert Copy(slot) in steps[: steps.index(Clear(slot))]
+
+
+def test_unknown_content_is_out_of_the_way_too() -> None:
+    """It may share the prefix."""
+    assert Clear(0) in plan(need("abc"), with_copy("ab", Unknown(900)), ABLE).steps
+
+
+def test_a_busy_slot_is_never_touched() -> None:
+    """Neither copied nor cleared, whatever it holds."""
+    steps = plan(need("abc"), with_copy("ab", bare(), talk("az"), busy=(1,)), ABLE).steps
+    assert 1 not in {step.slot for step in steps if isinstance(step, Copy | Clear | Restore)}
+
+
+@pytest.mark.parametrize("keeps_copies", [False, None])
+def test_without_host_memory_nothing_is_resumed(keeps_copies: bool | None) -> None:
+    """Clearing slots for a copy that does not exist would only lose them."""
+    told = plan(need("abc"), with_copy("ab", bare()), replace(ABLE, keeps_copies=keeps_copies))
+    assert Source.RESUME is not told.source
+    assert () == told.steps
+
+
+# --- 4: hot servers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("disk", [Disk(), SAVED])
+def test_in_mid_conversation_on_a_server_that_we_came_late_to_nothing_is_prepared(disk: Disk) -> None:
+    """One of the unknown slots may hold the conversation: a restore would make its next turn prefill everything."""
+    made = ledger(Nothing(), Unknown(10_700), saw_start=False)
+    assert is_untouched(plan(need("abc", has_past=True), made, ABLE, disk), "may_be_hot")
+
+
+def test_a_new_session_on_such_a_server_is_prepared() -> None:
+    """Nobody's slot can hold what has only just begun; the unknown content is copied first."""
+    told = plan(FIRST, ledger(Unknown(10_700), saw_start=False), ABLE)
+    assert Source.WARM_UP is told.source
+    assert Copy(0) == told.steps[0]
+
+
+# --- 5: no exact prefix --------------------------------------------------------------------------------------------
+
+
+def test_a_request_without_a_prefix_is_forwarded() -> None:
+    assert is_untouched(plan(need("xy", ""), ledger(talk("ab"), Nothing()), ABLE, SAVED), "no_prefix")
+
+
+def test_a_request_without_a_prefix_does_not_cost_another_its_tail() -> None:
+    """An edit that keeps more than half of a slot would overwrite the rest without a copy."""
+    told = plan(need("abcx", ""), ledger(Nothing(), talk("abcd")), ABLE)
+    assert (Source.NONE, (Copy(1),)) == (told.source, told.steps)
+
+
+def test_without_host_memory_there_is_no_use_in_copying() -> None:
+    assert () == plan(need("abcx", ""), ledger(Nothing(), talk("abcd")), NO_COPIES).steps
+
+
+# --- 6: a bare prefix ----------------------------------------------------------------------------------------------
+
+
+def test_a_slot_that_holds_exactly_the_prefix_is_a_hit() -> None:
+    """On any kind of model, with nothing to do."""
+    expected = Plan(Source.HIT, "slot_holds_prefix", (), PREFIX_TOKENS, 1)
+    assert expected == plan(FIRST, ledger(talk("xy", "Q"), bare()), NO_ROLLBACK, SAVED)
+
+
+def test_another_prefix_is_no_hit() -> None:
+    assert Source.HIT is not plan(FIRST, ledger(bare("Q")), NO_ROLLBACK).source
+
+
+def test_who_shares_more_than_the_bare_prefix_is_moved_aside() -> None:
+    """Otherwise the server takes that slot and overwrites the conversation there."""
+    told = plan(FIRST, ledger(talk("ax"), bare()), NO_ROLLBACK)
+    assert (Source.HIT, 1) == (told.source, told.slot)
+    assert Clear(0) in told.steps
+    assert not {Copy(1), Clear(1)} & {*told.steps}
+
+
+# --- 7: a conversation that begins with the prefix -------------------------------------------------------------------
+
+
+def test_a_dense_model_goes_back_to_the_prefix_in_a_slot_that_was_copied() -> None:
+    """Native reuse, and the conversation that stood there can be resumed."""
+    told = plan(FIRST, ledger(Nothing(), talk("xy")), ABLE, SAVED)
+    assert (Source.HIT, (Copy(1),), PREFIX_TOKENS, 1) == (told.source, told.steps, told.expected_cache_n, told.slot)
+
+
+def test_a_hybrid_model_goes_back_to_a_mark_where_nothing_better_can_be_had() -> None:
+    """Reuse up to the last in-memory checkpoint before the prefix's end; a restore gives all of it."""
+    long = replace(FIRST, prefix_tokens=2000)
+    marked = replace(talk("xy", is_marked=True), n_prompt=3000, n_tokens=3000, prefix_tokens=2000)
+    told = plan(long, ledger(marked), NO_ROLLBACK)
+    assert (Source.HIT, 2000 - CHECKPOINT_SLACK) == (told.source, told.expected_cache_n)
+    assert Source.RESTORE is plan(long, ledger(marked), NO_ROLLBACK, SAVED).source
+
+
+@pytest.mark.parametrize("held", [talk("xy"), talk("xy", is_marked=True), talk("xy", is_whole=False)], ids=repr)
+def test_no_claim_on_what_a_hybrid_model_can_not_go_back_to(held: Holding) -> None:
+    """No mark, a prefix too short for one, or an answer cut off."""
+    assert Source.HIT is not plan(FIRST, ledger(held), NO_ROLLBACK).source
+
+
+# --- 8: restore ----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_restored_into_an_empty_slot() -> None:
+    """Of several, the lowest; conversations elsewhere stay where they are."""
+    told = plan(FIRST, ledger(talk("xy", "Q"), Nothing(), Nothing()), ABLE, SAVED)
+    assert Plan(Source.RESTORE, "checkpoint_on_disk", (Restore(1, "P"),), PREFIX_TOKENS, 1) == told
+
+
+def test_a_restore_comes_last_and_what_it_destroys_was_copied() -> None:
+    """It empties the slot without a copy of its own, and any completion after it may empty it again."""
+    told = plan(FIRST, ledger(talk("xy", "Q"), talk("vw", "Q")), NO_ROLLBACK, SAVED)
+    assert Restore(0, "P") == told.steps[-1]
+    assert Copy(0) in told.steps
+
+
+def test_a_restore_makes_way_for_itself() -> None:
+    """A conversation that shares the prefix would be taken instead."""
+    told = plan(FIRST, ledger(Nothing(), talk("ax")), NO_ROLLBACK, SAVED)
+    assert (Source.RESTORE, 0) == (told.source, told.slot)
+    assert Clear(1) in told.steps
+
+
+@pytest.mark.parametrize("able", [replace(ABLE, restores=False), replace(ABLE, acts_on_slots=False)], ids=repr)
+def test_nothing_is_restored_where_that_is_known_to_be_useless(able: Capabilities) -> None:
+    """A sliding window without --swa-full, a server without --slot-save-path."""
+    told = plan(FIRST, ledger(Nothing()), able, replace(SAVED, may_save=True))
+    assert Source.WARM_UP is told.source
+
+
+# --- 9 and on: build it, or not ------------------------------------------------------------------------------------
+
+
+def test_a_prefix_that_a_busy_slot_holds_is_not_built_again_beside_it() -> None:
+    told = plan(FIRST, ledger(talk("ax"), Nothing(), busy=(0,)), NO_ROLLBACK)
+    assert (Source.NONE, "prefix_in_busy_slot") == (told.source, told.reason)
+
+
+def test_a_prefix_nobody_has_is_prefilled_and_saved() -> None:
+    """The request would have prefilled it anyway."""
+    told = plan(FIRST, ledger(Nothing(), Nothing()), ABLE, Disk(may_save=True))
+    assert (Source.WARM_UP, PREFIX_TOKENS) == (told.source, told.expected_cache_n)
+    assert (Warm("P"), Save("P")) == told.steps[-2:]
+
+
+@pytest.mark.parametrize(
+    ("able", "disk"), [(ABLE, Disk()), (replace(ABLE, acts_on_slots=False), Disk(may_save=True))], ids=["off", "501"]
+)
+def test_without_a_place_to_save_to_it_is_only_prefilled(able: Capabilities, disk: Disk) -> None:
+    assert not any(isinstance(step, Save) for step in plan(FIRST, ledger(Nothing()), able, disk).steps)
+
+
+def test_a_prompt_rewritten_in_mid_conversation_is_never_warmed() -> None:
+    """Tools switched, system text changed each turn: it may never come again."""
+    told = plan(need("xyz", has_past=True), ledger(Nothing(), talk("ab", "Q")), ABLE, Disk(may_save=True))
+    assert (Source.NONE, ()) == (told.source, told.steps)
+
+
+def test_a_warm_up_that_would_take_too_long_is_put_off() -> None:
+    told = plan(replace(FIRST, is_slow=True), ledger(Nothing()), ABLE, Disk(may_save=True))
+    assert (Source.NONE, 0) == (told.source, told.expected_cache_n)
+
+
+def test_an_unprobed_server_is_given_the_prefix_but_nothing_that_is_not_known_to_work() -> None:
+    """No copies, no clearing; prefilling works everywhere."""
+    told = plan(FIRST, ledger(Unknown(10), talk("xy", "Q")), UNPROBED)
+    assert (Source.WARM_UP, (Warm("P"),)) == (told.source, told.steps)
+
+
+# --- SLOT=N --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("only", [0, 1, 2])
+@pytest.mark.parametrize("disk", [Disk(), SAVED])
+def test_preparation_is_confined_to_the_slot_that_was_named(only: int, disk: Disk) -> None:
+    """No step is aimed at another."""
+    for asked in (FIRST, need("abc"), need("abcx", "")):
+        made = with_copy("ab", talk("az"), talk("xy", "Q"), Unknown(5))
+        steps = plan(asked, made, ABLE, disk, only_slot=only).steps
+        assert {step.slot for step in steps if isinstance(step, Copy | Clear | Restore)} <= {only}
+
+
+def test_a_named_slot_that_is_busy_is_not_prepared() -> None:
+    told = plan(FIRST, ledger(bare(), Nothing(), busy=(1,)), ABLE, SAVED, only_slot=1)
+    assert (Source.NONE, ()) == (told.source, told.steps)
+
+
+# --- all of it -----------------------------------------------------------------------------------------------------
+
+HELD: list[Holding] = [Nothing(), Unknown(900), bare(), bare("Q"), talk("ab"), talk("xy"), talk("xy", "Q"), talk("abz")]
+ASKED = [FIRST, need("abc", has_past=True), need("abq", ""), need("xyzv", "Q"), Need(chain("a"), sizes("a"))]
+
+
+@pytest.mark.parametrize(
+    "able", [ABLE, NO_COPIES, NO_ROLLBACK, UNPROBED], ids=["all", "no copies", "hybrid", "unprobed"]
+)
+@pytest.mark.parametrize("disk", [Disk(), Disk(may_save=True), SAVED], ids=["off", "save", "saved"])
+@pytest.mark.parametrize("busy", [(), (0,), (1,)], ids=["idle", "first busy", "second busy"])
+def test_no_plan_ever_destroys_what_can_be_kept(able: Capabilities, disk: Disk, busy: tuple[int, ...]) -> None:
+    """For all pairs of holdings: no step at a busy slot, no clearing without host memory, a copy before each loss."""
+    for first in HELD:
+        for second in HELD:
+            for asked in ASKED:
+                made = with_copy("xyz", first, second, busy=busy)
+                before = repr(made)
+                told = plan(asked, made, able, disk)
+                assert before == repr(made)
+                check(told, made, able)
+
+
+def check(told: Plan, made: Ledger, able: Capabilities) -> None:
+    idle = {belief.slot for belief in made.idle()}
+    copied: set[int] = set()
+    for step in told.steps:
+        if isinstance(step, Copy | Clear | Restore):
+            assert step.slot in idle
+        if isinstance(step, Copy):
+            assert able.keeps_copies
+            copied.add(step.slot)
+        if isinstance(step, Clear):
+            assert able.keeps_copies
+        if isinstance(step, Clear | Restore) and able.keeps_copies:
+            held = made.slots[step.slot].holds
+            assert step.slot in copied or held.n_tokens <= max(PREFIX_TOKENS, 0) or able.clears_idle
+    assert told.slot is None or told.slot in idle
+    assert MESSAGE_TOKENS > told.expected_cache_n >= 0
