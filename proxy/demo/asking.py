@@ -4,6 +4,7 @@ Owns: the conversation of one client with one base URL. Knows nothing of who ans
 proxy in front of another can be compared from outside.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,15 @@ async def ask_in_turns(
     return turns
 
 
-async def ask(client: aiohttp.ClientSession, base_url: str, name: str, number: int, body: Body) -> Turn:
-    """Send one request and read its answer to the end."""
+async def ask(
+    client: aiohttp.ClientSession,
+    base_url: str,
+    name: str,
+    number: int,
+    body: Body,
+    began: asyncio.Event | None = None,
+) -> Turn:
+    """Send one request and read its answer to the end; `began` is set at the first token."""
     asked_at = time.perf_counter()
     first_token_at: float | None = None
     answer, timings = "", {"prompt_n": 0, "cache_n": 0}
@@ -63,6 +71,8 @@ async def ask(client: aiohttp.ClientSession, base_url: str, name: str, number: i
             if text := _text(event):
                 first_token_at = first_token_at or time.perf_counter()
                 answer += text
+                if began is not None:
+                    began.set()
             timings = event.get("timings") or timings
     first_token_ms = ((first_token_at or time.perf_counter()) - asked_at) * 1000
     return Turn(name, number, timings["prompt_n"], timings["cache_n"], first_token_ms, answer)

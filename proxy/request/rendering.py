@@ -66,6 +66,16 @@ def variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
     return bodies
 
 
+def chat_shaped(request: ChatRequest, prefix: StablePrefix) -> bytes:
+    """A chat request that prefills the stable prefix and generates nothing, for a server that can't render."""
+    system = request.messages[prefix.position]
+    stable = {**system, "content": with_tail(system["content"], len(prefix.text), "")}
+    body: dict[str, Any] = {"model": request.model} if request.model else {}
+    body |= rendering_inputs(request)
+    body |= {"messages": [stable, {"role": "user", "content": ""}], "n_predict": 0, "max_tokens": 0}
+    return orjson.dumps({**body, "cache_prompt": True, "stream": True, "return_progress": True})
+
+
 def common_prefix(token_lists: Sequence[Sequence[int]]) -> list[int]:
     """The tokens that all lists begin with; none for no lists."""
     if not token_lists:

@@ -68,6 +68,7 @@ class Proxy:
         store = Store(self.settings, self.reporter)
         await store.open()
         self._engine = Engine(self.settings, client, self.reporter, store)
+        self._engine.lifecycle.start()
         self._listener = await listen(self.handle, self.settings.host, self.settings.port)
         self.forwarder.refuse_self(self._listener.host, self._listener.port)
 

@@ -31,13 +31,11 @@ class ExactPrefix:
     key: str
     """Key of its checkpoint; in the fallback by chat request, of its rendering inputs."""
     tokens: "array[int]"
-    n_real: int
+    """Empty where the server can't render."""
+    n_tokens: int
     derived_on: date
-
-    @property
-    def n_tokens(self) -> int:
-        """Its length."""
-        return len(self.tokens)
+    chat_body: bytes = b""
+    """The chat request that prefills it, where its tokens can't be had."""
 
 
 @dataclass(slots=True)
@@ -56,6 +54,8 @@ class Model:
     """Warm-ups under way, by prefix key."""
     interest: Counter[str] = field(default_factory=Counter)
     """Requests that wait or are being prepared, by rendering key."""
+    to_build: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """Rendering keys of prefixes that are worth a checkpoint but took too long for the client, with their reason."""
     settling: set[asyncio.Task[None]] = field(default_factory=set)
     last_answer: float = 0.0
     """When the server last said anything, on the monotonic clock."""

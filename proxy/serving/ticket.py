@@ -20,7 +20,12 @@ class Ticket:
     """One request in the engine."""
 
     def __init__(
-        self, number: int, visit: Visit, on_began: Callable[["Ticket"], None], on_settled: Callable[["Ticket"], None]
+        self,
+        number: int,
+        visit: Visit,
+        on_began: Callable[["Ticket"], None],
+        on_settled: Callable[["Ticket"], None],
+        patience_s: float,
     ) -> None:
         self.number = number
         self.visit = visit
@@ -31,6 +36,8 @@ class Ticket:
         """Slots taken at the gate."""
         self.slot: int | None = None
         self.arrived = time.monotonic()
+        self.patience_s = patience_s
+        """How long it waits for work of ours at most."""
         self.ours_ms = 0.0
         """Milliseconds that the request waited for work of ours."""
         self.n_rendered = 0
@@ -39,6 +46,8 @@ class Ticket:
         self.path = ""
         self.is_whole = False
         self.has_begun = False
+        self.is_reclaimed = False
+        """Its slot was given to others while the client still reads."""
         self.first_byte_ms = 0.0
         self.figures: Figures | None = None
         self.failed_with_error = False

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from proxy.demo.processes import free_port
-from proxy.llama.client import ControlFailed, LlamaClient, SlotFile
+from proxy.llama.client import NO_OUTPUT, ControlFailed, LlamaClient, SlotFile
 from proxy.slots.ledger import Look
 from tests.conftest import StartLlama
 from tests.llama.calling import NO_KEY, calling
@@ -372,6 +372,8 @@ async def test_a_warm_up_names_no_slot(name: str) -> None:
     body = orjson.loads((await sent(CALLS[name])).body)
     assert "id_slot" not in body
     assert (TOKENS, 0, True) == (body["prompt"], body["n_predict"], body["cache_prompt"])
+    # Else the one token that is sampled can be half a character, and some builds make that a 500.
+    assert NO_OUTPUT == body["grammar"]
 
 
 @pytest.mark.parametrize(("name", "prompt"), [("copy", [[]]), ("displace", [300])])

@@ -151,8 +151,8 @@ async def running(server: LlamaServer | str, **settings: Any) -> AsyncIterator[R
     base_url = server if isinstance(server, str) else server.base_url
     proxy = Proxy(Settings(_env_file=None, base_url=base_url, port=0, admin_port=None, **settings))  # type: ignore[call-arg]
     heard = proxy.reporter = Recorder()
-    await proxy.start()
     try:
+        await proxy.start()
         async with talking() as client:
             yield Running(proxy, heard, client)
     finally:

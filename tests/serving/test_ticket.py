@@ -31,7 +31,7 @@ class Events:
 
 def make() -> tuple[Ticket, Events]:
     events = Events()
-    return Ticket(1, NOBODY, events.began, events.settled), events
+    return Ticket(1, NOBODY, events.began, events.settled, patience_s=25.0), events
 
 
 def test_an_answer_is_read_before_its_ticket_is_settled() -> None:

@@ -3,8 +3,10 @@
 import pytest
 
 from proxy.demo.models import Kind
+from proxy.demo.servers import LlamaServer
+from proxy.demo.sessions import Body
 from tests.conftest import StartLlama
-from tests.serving.running import ask_directly, running, sessions
+from tests.serving.running import ask_directly, ask_server, running, sessions
 
 ONE_SLOT = ("-np", "1")
 DEFAULT_FLAGS = ()
@@ -61,19 +63,46 @@ async def test_the_first_session_pays_next_to_nothing(
     assert directly.prefilled + 8 >= warmed + answer.prefilled
 
 
-@flags
-async def test_tokens_that_merge_across_the_cut(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
-    """Where the vocabulary merges the end of the stable text with what follows, nothing is lost to another tail."""
-    bodies = [
+def every_tail() -> list[Body]:
+    """Sessions whose stable text is followed by all kinds of text."""
+    return [
         *sessions("/a"),
         *sessions("/b", project_context="write tests first"),
         *sessions("/c"),
         *sessions("/d", project_context="be brief"),
     ]
-    server = start_llama("hybrid", *flags, "-ub", "64", merge_trap=True)
+
+
+@flags
+@pytest.mark.parametrize(("kind", "lost"), [("dense", 0), ("hybrid", 64 + 5)])
+async def test_tokens_that_merge_across_the_cut(
+    start_llama: StartLlama, kind: Kind, lost: int, flags: tuple[str, ...]
+) -> None:
+    """Where the vocabulary merges the end of the stable text with what follows, nothing is lost to another tail."""
+    server = start_llama(kind, *flags, "-ub", "64", merge_trap=True)
     async with running(server) as proxied:
-        answers = [await proxied.ask(body) for body in bodies]
+        answers = [await proxied.ask(body) for body in every_tail()]
         known = proxied.prefix
     assert known.n_tokens <= answers[0].reused
-    assert [True, True, True] == [known.n_tokens - 64 - 5 <= answer.reused for answer in answers[1:]]
+    assert [True, True, True] == [known.n_tokens - lost <= answer.reused for answer in answers[1:]]
     assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
+
+
+@pytest.mark.parametrize("merge_trap", [False, True])
+async def test_the_exact_prefix_is_what_all_sessions_begin_with(start_llama: StartLlama, merge_trap: bool) -> None:
+    """The warmed tokens begin every prompt, whatever its tail, and hardly a token more is common to all."""
+    server = start_llama("dense", "-np", "1", merge_trap=merge_trap)
+    async with running(server) as proxied:
+        await proxied.ask(every_tail()[0])
+        known = list(proxied.prefix.tokens)
+    prompts = [await prompt_tokens(server, body) for body in every_tail()]
+    assert [known] * 4 == [prompt[: len(known)] for prompt in prompts]
+    shared = next(place for place, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
+    assert shared - 4 <= len(known) <= shared
+
+
+async def prompt_tokens(server: LlamaServer, body: Body) -> list[int]:
+    told = await ask_server(server, "/apply-template", body)
+    content = {"content": told["prompt"], "add_special": True, "parse_special": True}
+    tokens: list[int] = (await ask_server(server, "/tokenize", content))["tokens"]
+    return tokens

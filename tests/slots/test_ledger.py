@@ -147,6 +147,16 @@ def test_a_leased_slot_is_not_judged() -> None:
     assert talk("ab") == made.slots[0].holds
 
 
+@pytest.mark.parametrize("holding", [talk("ab"), bare()], ids=repr)
+def test_a_build_that_tells_no_lengths_disproves_nothing_by_them(holding: Holding) -> None:
+    """A missing length is no empty slot: only a foreign task ends a belief there."""
+    made = seen_holding(holding)
+    assert [] == made.observe([Look(0, 5, 0, is_busy=False, tells_length=False)])
+    assert holding == made.slots[0].holds
+    assert [0] == made.observe([Look(0, 6, 0, is_busy=False, tells_length=False)])
+    assert Unknown() == made.slots[0].holds
+
+
 def test_slots_that_we_do_not_know_are_passed_over() -> None:
     """A look at more slots than there were breaks nothing."""
     made = ledger(Nothing())

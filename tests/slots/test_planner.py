@@ -1,6 +1,7 @@
 """The planner's cases, each with what makes it and what ends it."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -9,6 +10,7 @@ from proxy.slots.holding import Holding, Need, Nothing, Unknown
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Warm
 from proxy.slots.planner import CHECKPOINT_SLACK, Disk, plan
+from proxy.slots.prediction import choose
 from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, chain, ledger, look, need, sizes, talk
 
 ABLE = Capabilities(total_slots=4, rolls_back=True, keeps_copies=True, restores=True, acts_on_slots=True)
@@ -125,11 +127,25 @@ def test_in_mid_conversation_on_a_server_that_we_came_late_to_nothing_is_prepare
     assert is_untouched(plan(need("abc", has_past=True), made, ABLE, disk), "may_be_hot")
 
 
-def test_a_new_session_on_such_a_server_is_prepared() -> None:
-    """Nobody's slot can hold what has only just begun; the unknown content is copied first."""
-    told = plan(FIRST, ledger(Unknown(10_700), saw_start=False), ABLE)
+def test_the_very_first_request_to_such_a_server_teaches() -> None:
+    """It may be a retry of what a slot holds; its answer tells."""
+    made = ledger(Unknown(10_700), saw_start=False)
+    assert is_untouched(plan(FIRST, made, ABLE, SAVED), "may_be_hot")
+    made.hold(0, talk("xy", "Q"))
+    assert Source.RESTORE is plan(FIRST, made, ABLE, SAVED).source
+
+
+def test_a_new_session_is_prepared_once_an_answer_has_taught() -> None:
+    """The slots that are still unknown are copied before anything is built over them."""
+    made = ledger(talk("xy", "Q"), Unknown(10_700), saw_start=False)
+    told = plan(FIRST, made, ABLE)
     assert Source.WARM_UP is told.source
-    assert Copy(0) == told.steps[0]
+    assert {Copy(0), Copy(1)} == {*told.steps[:2]}
+
+
+def test_of_a_server_that_was_seen_from_its_start_nothing_is_hot() -> None:
+    """Unknown there is what somebody else left since: prepared, with a copy first."""
+    assert Source.WARM_UP is plan(FIRST, ledger(Unknown(500)), ABLE).source
 
 
 # --- 5: no exact prefix --------------------------------------------------------------------------------------------
@@ -149,13 +165,37 @@ def test_without_host_memory_there_is_no_use_in_copying() -> None:
     assert () == plan(need("abcx", ""), ledger(Nothing(), talk("abcd")), NO_COPIES).steps
 
 
-# --- 6: a bare prefix ----------------------------------------------------------------------------------------------
+# --- 6: too small a part -------------------------------------------------------------------------------------------
+
+LONG = need("abcdefgh")
+"""The prefix is a tenth of it: the server looks for more than that."""
+
+
+@pytest.mark.parametrize("disk", [Disk(), SAVED])
+def test_a_prefix_that_the_server_would_not_see_is_not_prepared(disk: Disk) -> None:
+    """Of several slots it would take the least recently used one, and the work would be in vain."""
+    told = plan(LONG, ledger(bare(), Nothing()), ABLE, disk)
+    assert is_untouched(told, "prefix_below_similarity")
+    assert Source.HIT is plan(need("abcdefg"), ledger(bare(), Nothing()), ABLE, disk).source
+
+
+def test_with_one_slot_there_is_no_choice_to_go_wrong() -> None:
+    assert Source.HIT is plan(LONG, ledger(bare()), ABLE).source
+
+
+# --- 7: a bare prefix ----------------------------------------------------------------------------------------------
 
 
 def test_a_slot_that_holds_exactly_the_prefix_is_a_hit() -> None:
     """On any kind of model, with nothing to do."""
     expected = Plan(Source.HIT, "slot_holds_prefix", (), PREFIX_TOKENS, 1)
     assert expected == plan(FIRST, ledger(talk("xy", "Q"), bare()), NO_ROLLBACK, SAVED)
+
+
+def test_without_host_memory_a_bare_prefix_is_only_claimed_if_the_server_takes_it() -> None:
+    """A conversation in a lower slot that shares as much would be taken; it can't be moved aside."""
+    assert Source.HIT is not plan(FIRST, ledger(talk("xy"), bare()), replace(NO_COPIES, rolls_back=False)).source
+    assert 0 == plan(FIRST, ledger(bare(), talk("xy")), replace(NO_COPIES, rolls_back=False)).slot
 
 
 def test_another_prefix_is_no_hit() -> None:
@@ -170,7 +210,7 @@ def test_who_shares_more_than_the_bare_prefix_is_moved_aside() -> None:
     assert not {Copy(1), Clear(1)} & {*told.steps}
 
 
-# --- 7: a conversation that begins with the prefix -------------------------------------------------------------------
+# --- 8: a conversation that begins with the prefix -------------------------------------------------------------------
 
 
 def test_a_dense_model_goes_back_to_the_prefix_in_a_slot_that_was_copied() -> None:
@@ -194,7 +234,12 @@ def test_no_claim_on_what_a_hybrid_model_can_not_go_back_to(held: Holding) -> No
     assert Source.HIT is not plan(FIRST, ledger(held), NO_ROLLBACK).source
 
 
-# --- 8: restore ----------------------------------------------------------------------------------------------------
+def test_no_claim_on_an_answer_that_was_cut_off() -> None:
+    """How far its prompt came is not known, on any kind of model."""
+    assert Source.WARM_UP is plan(FIRST, ledger(talk("xy", is_whole=False)), ABLE).source
+
+
+# --- 9: restore ----------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_restored_into_an_empty_slot() -> None:
@@ -224,7 +269,7 @@ def test_nothing_is_restored_where_that_is_known_to_be_useless(able: Capabilitie
     assert Source.WARM_UP is told.source
 
 
-# --- 9 and on: build it, or not ------------------------------------------------------------------------------------
+# --- 10 and on: build it, or not ------------------------------------------------------------------------------------
 
 
 def test_a_prefix_that_a_busy_slot_holds_is_not_built_again_beside_it() -> None:
@@ -257,6 +302,50 @@ def test_a_warm_up_that_would_take_too_long_is_put_off() -> None:
     assert (Source.NONE, 0) == (told.source, told.expected_cache_n)
 
 
+def test_a_conversation_in_host_memory_would_be_taken_for_the_prefix() -> None:
+    """A warm-up would take it just as the request does: nothing is built where nothing can be saved."""
+    made = with_copy("xy", Nothing())
+    told = plan(FIRST, made, ABLE)
+    assert (Source.HIT, (), PREFIX_TOKENS) == (told.source, told.steps, told.expected_cache_n)
+    assert 0 == plan(FIRST, made, NO_ROLLBACK).expected_cache_n
+    assert Source.WARM_UP is plan(FIRST, made, ABLE, Disk(may_save=True)).source
+
+
+# --- a server that empties idle slots ------------------------------------------------------------------------------
+
+CLEARING = replace(ABLE, clears_idle=True)
+
+
+def test_there_a_resume_needs_one_task_in_an_empty_slot() -> None:
+    """Any task moves all idle slots to host memory, but for its own."""
+    told = plan(need("abc"), with_copy("ab", bare(), talk("az"), Nothing()), CLEARING)
+    assert (Source.RESUME, (Copy(2),)) == (told.source, told.steps)
+
+
+def test_there_a_full_server_is_emptied_by_one_task_and_one_clear() -> None:
+    told = plan(need("abc"), with_copy("ab", bare(), talk("az")), CLEARING)
+    assert (Copy(0), Clear(0)) == told.steps
+
+
+def test_there_a_bare_prefix_is_kept_by_aiming_the_copy_at_it() -> None:
+    """A copy of another slot would empty it."""
+    assert (Copy(1),) == plan(FIRST, ledger(talk("ax"), bare()), replace(CLEARING, rolls_back=False)).steps
+
+
+def test_there_the_slot_that_gives_the_prefix_is_the_one_to_copy() -> None:
+    """A copy of another slot would empty it, and host memory would be looked into instead."""
+    assert (Copy(1),) == plan(FIRST, ledger(talk("xy", "Q"), talk("ax"), talk("vw")), CLEARING).steps
+
+
+def test_there_a_restore_still_comes_last() -> None:
+    """A task after it would empty the slot again."""
+    told = plan(FIRST, ledger(talk("xy", "Q"), Nothing()), CLEARING, SAVED)
+    assert (Copy(1), Restore(1, "P")) == told.steps
+
+
+# --- what is not known ---------------------------------------------------------------------------------------------
+
+
 def test_an_unprobed_server_is_given_the_prefix_but_nothing_that_is_not_known_to_work() -> None:
     """No copies, no clearing; prefilling works everywhere."""
     told = plan(FIRST, ledger(Unknown(10), talk("xy", "Q")), UNPROBED)
@@ -264,6 +353,12 @@ def test_an_unprobed_server_is_given_the_prefix_but_nothing_that_is_not_known_to
 
 
 # --- SLOT=N --------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_goes_on_in_whatever_slot_it_is() -> None:
+    """SLOT=0 confines preparation, not use."""
+    told = plan(need("abc"), ledger(Nothing(), talk("ab")), ABLE, SAVED, only_slot=0)
+    assert (Source.CONTINUE, 1, ()) == (told.source, told.slot, told.steps)
 
 
 @pytest.mark.parametrize("only", [0, 1, 2])
@@ -320,3 +415,39 @@ def check(told: Plan, made: Ledger, able: Capabilities) -> None:
             assert step.slot in copied or held.n_tokens <= max(PREFIX_TOKENS, 0) or able.clears_idle
     assert told.slot is None or told.slot in idle
     assert MESSAGE_TOKENS > told.expected_cache_n >= 0
+
+
+@pytest.mark.parametrize(
+    "able",
+    [ABLE, NO_COPIES, NO_ROLLBACK, CLEARING, replace(NO_COPIES, rolls_back=False)],
+    ids=["all", "no copies", "hybrid", "clears", "neither"],
+)
+@pytest.mark.parametrize("disk", [Disk(), SAVED], ids=["off", "saved"])
+def test_the_slot_that_is_claimed_is_the_one_that_the_server_takes(able: Capabilities, disk: Disk) -> None:
+    """For all triples of holdings: once the steps are done, the server's own rule leads there."""
+    for held in product(HELD, repeat=3):
+        for asked in (FIRST, need("abc", has_past=True), need("abq", "")):
+            made = ledger(*held)
+            told = plan(asked, made, able, disk)
+            if told.slot is None or any(isinstance(b, Unknown) for b in held):
+                continue
+            carry_out(told, made, able)
+            choice = choose(asked, made.idle())
+            assert choice is not None
+            assert told.slot == choice.slot, f"{held} {told}"
+
+
+def carry_out(told: Plan, made: Ledger, able: Capabilities) -> None:
+    """What the steps do to the slots."""
+    for step in told.steps:
+        match step:
+            case Copy(slot) if able.clears_idle:
+                for other in range(len(made.slots)):
+                    if other != slot:
+                        made.hold(other, Nothing())
+            case Clear(slot):
+                made.hold(slot, Nothing())
+            case Restore(slot, key):
+                made.hold(slot, bare(key), has_run=False)
+            case _:
+                pass

@@ -1,0 +1,1 @@
+"""Measurements on real servers: how many tokens conversations cost (`prefill`), how fast a restart is (`restart`)."""

@@ -1,0 +1,145 @@
+"""Accounting: what a request did to the slots, entered into the ledger from the request's own answer.
+
+Synchronous throughout: between two beliefs there is no `await`. Owns what an answer's figures mean for what the slot
+holds now, whether a claim came true, and what is learned when it did not.
+"""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from proxy.llama.answer import Figures
+from proxy.request.fingerprint import shown
+from proxy.serving.context import Context
+from proxy.serving.ticket import Ticket
+from proxy.slots.holding import Nothing, Talk, Unknown, continues_talk
+from proxy.slots.ledger import Look
+from proxy.slots.plan import Source
+from proxy.slots.prediction import choose
+from proxy.slots.verdict import judge
+
+
+class Accounting:
+    """Keeps the ledger of one context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def is_new(self, look: Look) -> bool:
+        """Whether a slot has a task that nobody has accounted for."""
+        if not 0 <= look.slot < len(self._context.model.ledger.slots):
+            return False
+        belief = self._context.model.ledger.slots[look.slot]
+        return not belief.lease and (belief.seen is None or belief.seen.task != look.task)
+
+    def take_slot(self, ticket: Ticket, slot: int) -> None:
+        """The server put the request into this slot; what it did with the old content is entered."""
+        ledger = self._context.model.ledger
+        if ledger.slots[slot].lease not in (0, ticket.number):
+            return
+        choice = choose(ticket.need, ledger.idle())
+        if ticket.plan.slot is not None:
+            self._context.report.predicted(ticket, slot)
+        old = ledger.slots[slot].holds
+        if self._context.model.able.keeps_copies and choice and choice.slot == slot and not choice.overwrites:
+            ledger.copied(old)
+        if continues_talk(ticket.need, old) and isinstance(old, Talk):
+            ledger.taken(old)
+        elif (copy := ledger.longest_copy(ticket.need)) is not None:
+            ledger.taken(copy)
+        elif ticket.plan.reason == "host_memory_begins_with_prefix":
+            ledger.taken_for(ticket.need.prefix_key)
+        ledger.lease(slot, ticket.number)
+        ticket.slot = slot
+
+    def enter(self, ticket: Ticket, looks: list[Look]) -> None:
+        """Beliefs after a request, from its own figures; a look tells the slot where that is not known yet."""
+        model, ledger = self._context.model, self._context.model.ledger
+        if ticket.slot is None and len(ledger.slots) == 1:
+            self.take_slot(ticket, 0)
+        if ticket.slot is None:
+            changed = [look.slot for look in looks if self.is_new(look)]
+            if len(changed) == 1:
+                self.take_slot(ticket, changed[0])
+        ledger.release(ticket.number)
+        figures = ticket.figures
+        if ticket.slot is not None and ticket.status == HTTPStatus.OK and not ticket.is_reclaimed:
+            ledger.hold(ticket.slot, self._outcome(ticket, looks))
+        self._context.observe(looks, () if ticket.slot is None else (ticket.slot,))
+        if figures is None:
+            return
+        self._learn_rate(ticket)
+        if ticket.n_rendered and figures.prompt_tokens not in (None, ticket.n_rendered):
+            model.renders = False
+            self._context.report.trouble(
+                "rendering", f"/apply-template gives {ticket.n_rendered} tokens, the answer {figures.prompt_tokens}"
+            )
+        verdict = judge(ticket.plan, figures.cache_n)
+        if not verdict.is_kept:
+            self._claim_failed(ticket, verdict.reason)
+        elif (figures.cache_n or 0) >= ticket.need.prefix_tokens > 0:
+            self._context.store.used(ticket.need.prefix_key, shown(ticket.fingerprint))
+
+    def _outcome(self, ticket: Ticket, looks: Iterable[Look]) -> Talk | Unknown:
+        figures, need, visit = ticket.figures, ticket.need, ticket.visit
+        seen = next((look for look in looks if look.slot == ticket.slot), None)
+        if not visit.chain or visit.request is None or not visit.may_prepare or visit.request.choices > 1:
+            return Unknown(seen.n_tokens if seen else 0)
+        known = self._context.model.prefixes.get(visit.rendering)
+        is_whole = figures is not None and ticket.is_whole
+        prompt = (figures.prompt_tokens if figures else None) or 0
+        answer = (figures.predicted_n if figures else None) or 0
+        believed = prompt + max(0, answer - 1)
+        marked = ticket.plan.source in (Source.WARM_UP, Source.HIT, Source.RESTORE) or self._was_marked(ticket)
+        return Talk(
+            visit.chain,
+            visit.sizes,
+            n_prompt=prompt,
+            n_tokens=seen.n_tokens if seen and not (is_whole and not seen.n_tokens) else believed,
+            prefix_key=known.key if known else need.prefix_key,
+            prefix_tokens=known.n_tokens if known else need.prefix_tokens,
+            is_whole=is_whole,
+            is_marked=marked,
+        )
+
+    def _was_marked(self, ticket: Ticket) -> bool:
+        if ticket.plan.source not in (Source.CONTINUE, Source.RESUME) or ticket.slot is None:
+            return False
+        before = self._context.model.ledger.slots[ticket.slot].holds
+        return (isinstance(before, Talk) and before.is_marked) or ticket.plan.source is Source.RESUME
+
+    def _claim_failed(self, ticket: Ticket, reason: str) -> None:
+        model = self._context.model
+        self._context.report.claim_failed(ticket, reason)
+        model.prefixes.pop(ticket.visit.rendering, None)
+        for belief in model.ledger.idle():
+            if belief.slot != ticket.slot:
+                belief.holds = belief.holds if isinstance(belief.holds, Nothing) else Unknown(belief.holds.n_tokens)
+        if ticket.plan.source is Source.RESUME:
+            model.ledger.copies.clear()
+        if ticket.plan.source is Source.RESTORE:
+            self._context.store.useless(ticket.need.prefix_key)
+
+    def _learn_rate(self, ticket: Ticket) -> None:
+        figures = ticket.figures
+        if (
+            figures
+            and figures.prompt_ms
+            and figures.prompt_n
+            and figures.prompt_n >= self._context.settings.min_prefix_tokens
+        ):
+            self._context.model.prompt_ms_per_token = figures.prompt_ms / figures.prompt_n
+
+
+def figures_from_slot(ticket: Ticket, looks: Iterable[Look]) -> Figures | None:
+    """The fallback where an answer has no figures: what `/slots` showed while it ran, or what the slot holds now.
+
+    Newer builds show counters of prefilled and reused tokens only during the run, and afterwards only the slot's
+    length, which the generated tokens are part of.
+    """
+    if ticket.status != HTTPStatus.OK or not ticket.is_whole:
+        return None
+    last = next((look for look in looks if look.slot == (ticket.slot or 0)), None)
+    for look in (ticket.seen, last):
+        if look is not None and look.n_processed:
+            return Figures(look.n_processed, look.n_cache, None, None, None, "slots")
+    return Figures(last.n_tokens, None, None, None, None, "slots") if last is not None and last.n_tokens else None

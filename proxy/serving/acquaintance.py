@@ -1,0 +1,129 @@
+"""Knowing the server: which process it is, whether it is still the same, what it can do.
+
+A process is met once (`/props`, `/v1/models`, `/lora-adapters`, `/slots`) and, if its slots are empty then, probed.
+Later one glance after a silence tells whether it is another one, slept, or was used by somebody else.
+Counterparts: `llama.identity` reads the answers, `llama.probe` asks the questions, `model` keeps what was found.
+"""
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from http import HTTPStatus
+
+from proxy.checkpoints.key import temporary_name
+from proxy.llama.client import Auth, ControlFailed
+from proxy.llama.identity import file_identity, model_identity, process
+from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
+from proxy.llama.probe import probe
+from proxy.serving.context import Context
+from proxy.slots.holding import Nothing, Prefix
+from proxy.slots.ledger import Look
+
+STALE_S = 1.0
+"""After this long without an answer the server may be another one."""
+GLANCE_S = 0.05
+"""How long a look that every request pays for may take."""
+PROBE_S = 10.0
+PROBE_KEY = "0" * 16
+
+
+class Acquaintance:
+    """Gets to know the server of one context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def probe(self, auth: Auth) -> None:
+        """Find out what the server can do; the caller holds the turn, and the slots are empty."""
+        model = self._context.model
+        model.wants_probe = False
+        writes = self._context.settings.persist and not self._context.settings.observe_only
+        name = temporary_name(PROBE_KEY, os.getpid(), 0) if writes else None
+        try:
+            async with asyncio.timeout(PROBE_S):
+                found = await probe(model.client, model.able, auth, name, PROBE_S)
+        except (ControlFailed, TimeoutError) as error:
+            model.ledger.forget()
+            self._context.report.trouble(
+                "probe", f"the server could not be probed ({type(error).__name__}); learning from requests"
+            )
+            return
+        finally:
+            if name is not None:
+                await self._context.store.forget_probe(name)
+        model.able, model.prompt_ms_per_token = found.able, found.prompt_ms_per_token
+        await self._after_probe(found.slot, auth)
+        self._context.report.probed(model.able)
+
+    async def _after_probe(self, slot: int, auth: Auth) -> None:
+        """Leave a slot that is empty, or at least one that shares nothing with anybody."""
+        model = self._context.model
+        if model.able.acts_on_slots:
+            with suppress(ControlFailed):
+                await model.client.erase(slot, auth, self._context.settings.control_timeout)
+        if not model.able.shows_slots:
+            model.ledger.hold(slot, Prefix("", PROBE_TOKENS))
+            return
+        looks = await model.client.slots(auth)
+        for look in looks:
+            model.ledger.hold(look.slot, Prefix("", look.n_tokens) if look.n_tokens else Nothing())
+        self._context.observe(looks, [look.slot for look in looks])
+
+    async def glance(self, auth: Auth, *, is_needed: bool = False) -> bool:
+        """Is it still the same server, and has anybody else used it? Only after a silence; whether it was looked."""
+        model = self._context.model
+        if model.process is None:
+            await self.meet_first(auth)
+            return True
+        is_fresh = time.monotonic() - model.last_answer < STALE_S and model.is_welcome(auth)
+        if is_fresh and not is_needed:
+            return False
+        limit_s = self._context.settings.control_timeout if is_needed else GLANCE_S
+        try:
+            now = process(await model.client.props(auth, limit_s))
+        except ControlFailed as error:
+            if error.is_timeout and not is_needed:
+                return False
+            if error.code in (0, HTTPStatus.SERVICE_UNAVAILABLE) and not error.is_timeout:
+                model.process = None
+            raise
+        model.welcomed(auth)
+        if now.marker != model.process.marker or now.total_slots != model.process.total_slots:
+            await self._meet(auth)
+        elif now.is_sleeping:
+            self._context.report.trouble("slept", "the server slept, its slots are empty")
+            model.ledger.forget()
+        elif model.able.shows_slots:
+            self._context.observe(await model.client.slots(auth, self._context.settings.control_timeout), ())
+        model.last_answer = time.monotonic()
+        return True
+
+    async def meet_first(self, auth: Auth) -> None:
+        """Meet the server unless it is known; raises ControlFailed where it does not answer."""
+        async with self._context.model.meeting:
+            if self._context.model.process is None:
+                await self._meet(auth)
+
+    async def _meet(self, auth: Auth) -> None:
+        """Get to know a server process."""
+        model, client = self._context.model, self._context.model.client
+        now = process(await client.props(auth))
+        models, lora = await asyncio.gather(client.models(auth), client.lora_adapters(auth))
+        file = await asyncio.to_thread(file_identity, now.model_path)
+        identity = model_identity(now, models, lora, server_id=self._context.settings.server_id, file=file)
+        looks: list[Look] = []
+        if not now.is_sleeping:
+            try:
+                looks = await client.slots(auth)
+            except ControlFailed as error:
+                if error.code != HTTPStatus.NOT_IMPLEMENTED:
+                    raise
+                self._context.report.trouble(
+                    "no_slots", "the server hides its slots (--no-slots); other users of it go unnoticed"
+                )
+        model.began_process(now, identity, looks)
+        await self._context.store.met(now.marker)
+        model.welcomed(auth)
+        model.last_answer = time.monotonic()
+        self._context.report.met(model)

@@ -1,0 +1,187 @@
+"""Steps that move a prefix between a slot and a file: restore and verify, save with what a later verification needs.
+
+Owns the order in which nothing can go wrong unnoticed: prove the file, mark the attempt on disk, let the server read,
+compare the tokens, once per checkpoint and server start look one token beyond; save under another name, check, rename.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+from http import HTTPStatus
+
+from proxy.checkpoints.key import final_name
+from proxy.llama.client import ControlFailed, Warmed
+from proxy.serving.context import Context, PlanAgain, PlanBroken
+from proxy.serving.model import ExactPrefix
+from proxy.serving.slot_steps import SlotSteps
+from proxy.serving.ticket import Ticket
+from proxy.slots.holding import Nothing, Prefix, Unknown
+from proxy.slots.verdict import GOOD_SHARE
+
+MAX_OFF_BY = 0.05
+"""How far log-probabilities may be from those recorded at the save."""
+
+
+class CheckpointSteps:
+    """Saves and restores, for one context."""
+
+    def __init__(self, context: Context, steps: SlotSteps) -> None:
+        self._context = context
+        self._steps = steps
+
+    async def restore(self, ticket: Ticket, slot: int, key: str) -> None:
+        """Prove the file, have the server read it, verify what it then holds (once per checkpoint and server start)."""
+        model, store = self._context.model, self._context.store
+        prefix = model.prefixes.get(ticket.visit.rendering)
+        if prefix is None or prefix.key != key:
+            raise PlanBroken("prefix_forgotten")
+        if model.able.n_ctx and prefix.n_tokens >= model.able.n_ctx:
+            store.useless(key)
+            raise PlanAgain("context_too_small")
+        name = await store.prove(key, prefix.tokens, model.able.format_version)
+        if name is None:
+            raise PlanAgain("checkpoint_not_fit")
+        await self._read_file(ticket, slot, prefix, name)
+        if key in model.verified:
+            return
+        await self._verify(ticket, slot, prefix, name)
+        model.verified.add(key)
+
+    async def _read_file(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
+        model, store, settings = self._context.model, self._context.store, self._context.settings
+        mark = await store.mark(prefix.key, model.process.marker if model.process else "")
+        store.in_use.add(prefix.key)
+        model.ledger.hold(slot, Nothing(), has_run=False)
+        try:
+            told = await model.client.restore(slot, name, ticket.visit.auth, settings.restore_timeout)
+        except ControlFailed as error:
+            await self._not_restored(prefix.key, error)
+            raise PlanAgain("restore_failed") from error
+        finally:
+            store.in_use.discard(prefix.key)
+            if mark is not None:
+                await asyncio.to_thread(mark.clear)
+        if told.n_tokens != prefix.n_tokens:
+            await store.put_aside(prefix.key)
+            await self._steps.clear(slot, ticket.visit.auth)
+            raise PlanAgain("other_tokens")
+        model.ledger.hold(slot, Prefix(prefix.key, prefix.n_tokens), has_run=False)
+        model.last_answer = time.monotonic()
+        self._context.report.restored(name, told, slot)
+        await self._steps.seen_again(slot, ticket.visit.auth)
+
+    async def _not_restored(self, key: str, error: ControlFailed) -> None:
+        context = self._context
+        if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise error
+        if error.code == HTTPStatus.NOT_IMPLEMENTED:
+            context.model.able = replace(context.model.able, acts_on_slots=False)
+            context.report.trouble("slot_actions_off", "checkpoints need --slot-save-path on the server")
+        elif error.is_broken:
+            context.report.trouble(f"suspect:{key}", f"the server died while it restored {final_name(key)}; put aside")
+            await context.store.put_aside(key)
+        else:
+            context.report.trouble("restore_failed", f"{final_name(key)} could not be restored: {error} → cold build")
+            context.store.useless(key)
+
+    async def _verify(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
+        context, model = self._context, self._context.model
+        warmed, logprobs = await self._look_beyond(ticket, prefix)
+        record = context.store.record(prefix.key)
+        off_by = _off_by(dict(record.logprobs) if record else {}, logprobs)
+        if warmed.cache_n >= GOOD_SHARE * prefix.n_tokens and (off_by is None or off_by <= MAX_OFF_BY):
+            context.report.verified(name, warmed.cache_n, prefix.n_tokens, off_by)
+            context.store.proven(prefix.key, logprobs)
+            await self._go_back(ticket, slot, prefix, name)
+            return
+        if warmed.cache_n < GOOD_SHARE * prefix.n_tokens and not model.able.restores:
+            model.able = replace(model.able, restores=False)
+            context.report.trouble(
+                "restore_useless",
+                f"a restored prefix is not reused here (cache_n={warmed.cache_n} of {prefix.n_tokens}): "
+                "nothing is restored on this server; a sliding-window model needs --swa-full",
+            )
+            context.store.useless(prefix.key)
+        else:
+            context.report.unfit(name, "verification failed", f"cache_n={warmed.cache_n}, off by {off_by}")
+            context.store.struck(prefix.key, "not verified")
+        await self._steps.clear(slot, ticket.visit.auth)
+        raise PlanAgain("not_verified")
+
+    async def _look_beyond(self, ticket: Ticket, prefix: ExactPrefix) -> tuple[Warmed, dict[int, float]]:
+        """Prefix and one fixed token: how much of it was cached, and what the model says then."""
+        model = self._context.model
+        tokens = [*prefix.tokens, prefix.tokens[0]]
+        found = await model.client.probabilities(tokens, ticket.visit.auth, self._context.settings.warm_timeout)
+        model.ledger.hold(found[0].slot, Unknown(len(tokens)))
+        await self._steps.seen_again(found[0].slot, ticket.visit.auth)
+        return found
+
+    async def _go_back(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
+        """The slot is one token past the prefix: a model that can't roll back is given the prefix again."""
+        model = self._context.model
+        if not model.able.rolls_back:
+            await self._read_file(ticket, slot, prefix, name)
+            return
+        model.ledger.hold(slot, Prefix(prefix.key, prefix.n_tokens + 1), has_run=False)
+
+    async def save(self, ticket: Ticket, key: str) -> None:
+        """Write the prefix that a slot holds to a checkpoint; a failure costs the request nothing but the time."""
+        context, model, store = self._context, self._context.model, self._context.store
+        prefix = model.prefixes.get(ticket.visit.rendering)
+        holder = next((b for b in model.ledger.idle() if isinstance(b.holds, Prefix) and b.holds.key == key), None)
+        if holder is None or prefix is None or model.identity is None:
+            return
+        if refusal := await asyncio.to_thread(store.refusal, model.identity, prefix.n_tokens):
+            context.report.trouble(f"not_saved:{refusal}", f"no checkpoint is saved: {refusal.replace('_', ' ')}")
+            return
+        name = store.begin_save(key)
+        try:
+            if await self._write_file(ticket, holder.slot, prefix, name):
+                await self._record_logprobs(ticket, holder.slot, prefix)
+        finally:
+            store.end_save(key)
+        context.tidy_up()
+
+    async def _write_file(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> bool:
+        context, model, store = self._context, self._context.model, self._context.store
+        try:
+            told = await model.client.save(slot, name, ticket.visit.auth, context.settings.save_timeout)
+            build = model.process.build if model.process else ""
+            identity = model.identity
+            why = (
+                await store.finish_save(prefix.key, name, told, prefix.tokens, identity, build)
+                if identity
+                else "model unknown"
+            )
+        except ControlFailed as error:
+            why = str(error)
+            if error.code == HTTPStatus.NOT_IMPLEMENTED:
+                model.able = replace(model.able, acts_on_slots=False)
+                why = "the server has no --slot-save-path"
+        if why is None:
+            context.report.saved(final_name(prefix.key), told)
+            return True
+        context.report.trouble("not_saved", f"no checkpoint was saved: {why}")
+        await store.give_up_save(prefix.key, name)
+        return False
+
+    async def _record_logprobs(self, ticket: Ticket, slot: int, prefix: ExactPrefix) -> None:
+        """What the model says after the prefix, to be compared when the file is restored one day."""
+        model, store = self._context.model, self._context.store
+        if not (model.able.rolls_back or model.able.restores):
+            return  # the slot could not be brought back to the prefix
+        _, logprobs = await self._look_beyond(ticket, prefix)
+        store.proven(prefix.key, logprobs)
+        model.verified.add(prefix.key)
+        await self._go_back(ticket, slot, prefix, final_name(prefix.key))
+
+
+def _off_by(recorded: dict[int, float], now: dict[int, float]) -> float | None:
+    """The largest difference of a token's log-probability; None where nothing was recorded."""
+    if not recorded:
+        return None
+    common = recorded.keys() & now.keys()
+    if len(common) * 2 < len(recorded):
+        return float("inf")
+    return max(abs(recorded[token] - now[token]) for token in common)

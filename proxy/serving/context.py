@@ -1,0 +1,73 @@
+"""What the parts of the engine share: settings, the model's record, the store, the reporter, and background work."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.llama.client import ControlFailed
+from proxy.serving.model import Model
+from proxy.serving.reporting import Reporter
+from proxy.serving.store import Store
+from proxy.settings import Settings
+from proxy.slots.ledger import Look
+
+
+class PlanBroken(Exception):  # noqa: N818
+    """A step did not do what it should; the request goes on without the rest."""
+
+
+class PlanAgain(Exception):  # noqa: N818
+    """What the plan was made of was not so; with what is known now, another one is worth making."""
+
+
+@dataclass(slots=True)
+class Context:
+    """One model on one upstream, and everything that is done about it."""
+
+    settings: Settings
+    report: Reporter
+    store: Store
+    model: Model
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def observe(self, looks: list[Look], ours: Iterable[int] = ()) -> None:
+        """Enter a look at `/slots`; what it took away is told."""
+        if surprised := self.model.ledger.observe(looks, ours):
+            self.report.surprised(surprised)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have something done meanwhile."""
+        task = asyncio.create_task(work)
+        self.watch_over(task)
+        return task
+
+    def watch_over(self, task: "asyncio.Task[Any]") -> None:
+        """Work that goes on by itself; an error of ours in it is told."""
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def tidy_up(self) -> None:
+        """After a save: clean up and write the index, while requests go on."""
+        self.spawn(self._tidy_up())
+
+    async def _tidy_up(self) -> None:
+        await self.store.clean_up()
+        await self.store.flush()
+
+    def _done(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, PlanAgain | PlanBroken | ControlFailed):
+            self.report.bug(error)
+
+    async def close(self) -> None:
+        """Let what is being accounted for end, stop everything else."""
+        tasks = [*self._tasks, *self.model.flights.values()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=1.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        await self.store.close()

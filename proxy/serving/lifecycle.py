@@ -1,0 +1,154 @@
+"""What is done while nobody asks: meet a server that has just started, restore its prefix, build what took too long.
+
+A request always comes first: whatever runs here is ended when one arrives, the probe and a running restore apart, which
+are short and which the request would wait for anyway. Looks at `/props` only, which neither wakes a sleeping server nor
+keeps it awake. Uses the configured key, since no client asked for it.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Coroutine
+from contextlib import suppress
+from datetime import date
+from typing import Any
+
+from proxy.checkpoints.inspection import read_head
+from proxy.checkpoints.key import checkpoint_key, final_name
+from proxy.checkpoints.record import Checkpoint
+from proxy.checkpoints.state_file import Header
+from proxy.llama.client import Auth, ControlFailed
+from proxy.llama.identity import process
+from proxy.serving.acquaintance import Acquaintance
+from proxy.serving.context import Context, PlanAgain, PlanBroken
+from proxy.serving.executor import Executor
+from proxy.serving.model import ExactPrefix
+from proxy.serving.ticket import Ticket
+from proxy.serving.visit import Visit
+from proxy.slots.holding import Need, Nothing
+from proxy.slots.plan import Copy, Plan, Restore, Save, Source, Warm
+
+WATCH_S = 5.0
+"""How often an idle proxy looks whether the server is another one."""
+BUILD_IDLE_S = 20.0
+"""After this long without a request a prefix that took too long is built."""
+
+
+class Lifecycle:
+    """Works for one context while its server is idle."""
+
+    def __init__(self, context: Context, acquaintance: Acquaintance, executor: Executor) -> None:
+        self._context = context
+        self._acquaintance = acquaintance
+        self._executor = executor
+        self._watching: asyncio.Task[None] | None = None
+        self._building: asyncio.Task[None] | None = None
+
+    @property
+    def auth(self) -> Auth:
+        """The configured key, as a client would send it."""
+        key = self._context.settings.api_key.get_secret_value()
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def start(self) -> None:
+        """Begin to watch."""
+        if not self._context.settings.observe_only:
+            self._watching = self._context.spawn(self._watch())
+
+    async def stop(self) -> None:
+        """End everything that runs here."""
+        for task in (self._watching, self._building):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    def make_way(self) -> None:
+        """A request has come: what can be ended is ended."""
+        if self._building is not None:
+            self._building.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            with suppress(ControlFailed, PlanAgain, PlanBroken):
+                await self.look()
+            await asyncio.sleep(WATCH_S)
+
+    async def look(self) -> None:
+        """One look: meet another server process, or build what waits to be built."""
+        model = self._context.model
+        if model.gate.inside or model.gate.waiting or not model.turn.is_free:
+            return
+        told = process(await model.client.props(self.auth))
+        is_new = model.process is None or model.process.marker != told.marker
+        if told.is_sleeping:
+            if not is_new and model.process is not None:
+                model.ledger.forget()
+            return
+        if is_new:
+            await self._with_turn(self._welcome())
+        elif model.to_build and time.monotonic() - model.last_answer > BUILD_IDLE_S:
+            self._building = self._context.spawn(self._with_turn(self._build()))
+
+    async def _with_turn(self, work: Coroutine[Any, Any, None]) -> None:
+        turn, holder = self._context.model.turn, object()
+        await turn.take(holder)
+        try:
+            await work
+        finally:
+            turn.give_back(holder)
+
+    async def _welcome(self) -> None:
+        """A server process that nobody has used yet: probe it, give it the prefix that was used last."""
+        model = self._context.model
+        model.process = None
+        await self._acquaintance.meet_first(self.auth)
+        if not model.wants_probe:
+            return
+        await self._acquaintance.probe(self.auth)
+        latest = self._context.store.latest(model.identity) if model.identity else None
+        is_empty = all(isinstance(belief.holds, Nothing) for belief in model.ledger.slots)
+        if latest is None or not is_empty or model.able.restores is False or model.gate.inside or model.gate.waiting:
+            return
+        if await self._recall(latest):
+            slot = 0 if self._context.settings.slot == "auto" else self._context.settings.slot
+            ticket = self._own_ticket(latest.key, latest.n_tokens)
+            ticket.plan = Plan(Source.RESTORE, "server_started", (Restore(slot, latest.key),), slot=slot)
+            await self._executor.carry_out(ticket)
+
+    async def _recall(self, latest: Checkpoint) -> bool:
+        """Read a checkpoint's tokens from its own file, and prove that its name follows from them."""
+        directory = self._context.store.directory
+        if directory is None:
+            return False
+        head = await asyncio.to_thread(read_head, directory / final_name(latest.key))
+        if not isinstance(head, Header):
+            return False
+        if checkpoint_key(latest.model, latest.lora, latest.server_id, head.tokens) != latest.key:
+            return False
+        prefix = ExactPrefix(latest.key, array("i", head.tokens), len(head.tokens), date.today())
+        self._context.model.remember(latest.key, prefix)
+        return True
+
+    async def _build(self) -> None:
+        """Prefill and save a prefix that a client could not wait for."""
+        model = self._context.model
+        rendering, _ = model.to_build.popitem(last=False)
+        prefix = model.prefixes.get(rendering)
+        if prefix is None or not self._context.store.disk(prefix.key).may_save:
+            return
+        held = [belief.slot for belief in model.ledger.idle() if not isinstance(belief.holds, Nothing)]
+        if held and not model.able.keeps_copies:
+            return  # what the slots hold is worth more
+        # Where a task empties the idle slots, one copy has the others copied too.
+        copies = tuple(Copy(slot) for slot in (held[:1] if model.able.clears_idle else held))
+        ticket = self._own_ticket(rendering, prefix.n_tokens, prefix.key)
+        ticket.patience_s = self._context.settings.warm_timeout
+        ticket.plan = Plan(Source.WARM_UP, "server_idle", (*copies, Warm(prefix.key), Save(prefix.key)))
+        await self._executor.carry_out(ticket)
+
+    def _own_ticket(self, rendering: str, n_tokens: int, key: str = "") -> Ticket:
+        visit = Visit(None, None, "", may_prepare=True, client="", auth=self.auth, rendering=rendering)
+        ticket = Ticket(0, visit, lambda _: None, lambda _: None, self._context.settings.restore_timeout)
+        ticket.need = Need(prefix_key=key or rendering, prefix_tokens=n_tokens)
+        return ticket

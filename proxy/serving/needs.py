@@ -1,0 +1,93 @@
+"""What a request needs, once the server has been asked: its fingerprint and its exact prefix.
+
+Owns the remembering of exact prefixes by their rendering inputs, and the fallback where the server can't render: the
+prefix is then prefilled as a chat request with an empty user message, which leaves the template's closing tokens in the
+slot and is worth something only where a slot can be rolled back.
+"""
+
+from array import array
+from dataclasses import replace
+from datetime import date
+from http import HTTPStatus
+
+from proxy.checkpoints.key import checkpoint_key
+from proxy.llama.client import ControlFailed
+from proxy.llama.renderer import exact_prefix
+from proxy.request.body import ChatRequest
+from proxy.request.fingerprint import fingerprint
+from proxy.request.prefix import StablePrefix
+from proxy.request.rendering import chat_shaped
+from proxy.serving.context import Context
+from proxy.serving.model import ExactPrefix
+from proxy.serving.store import identity_text
+from proxy.serving.ticket import Ticket
+from proxy.slots.holding import Need, continues_talk
+
+CHARACTERS_PER_TOKEN = 6
+"""High, so that what is claimed of a prefix that could not be counted is too little rather than too much."""
+CANNOT_RENDER = (HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+class Needs:
+    """Finds out what requests need, for one context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def identify(self, ticket: Ticket) -> None:
+        """Give the request its fingerprint, where the model is known."""
+        visit, identity = ticket.visit, self._context.model.identity
+        if visit.request is not None and visit.prefix is not None and identity is not None:
+            ticket.fingerprint = fingerprint(visit.request, visit.prefix, identity, visit.client)
+
+    async def of(self, ticket: Ticket) -> Need:
+        """What the request needs of a slot; raises ControlFailed where the server does not answer."""
+        visit = ticket.visit
+        need = Need(
+            visit.chain, visit.sizes, has_past=visit.has_past, slots=visit.request.choices if visit.request else 1
+        )
+        if visit.prefix is None:
+            return need
+        known = self._context.model.recall(visit.rendering, date.today())
+        if known is None and any(continues_talk(need, belief.holds) for belief in self._context.model.ledger.idle()):
+            return need  # it needs no prefix now, and rendering would cost it some milliseconds
+        known = known or await self._render(ticket)
+        if known is None or known.n_tokens < self._context.settings.min_prefix_tokens:
+            return need
+        takes_ms = known.n_tokens * self._context.model.prompt_ms_per_token
+        return replace(
+            need,
+            prefix_key=known.key,
+            prefix_tokens=known.n_tokens,
+            is_slow=takes_ms > self._context.settings.max_silence * 1000,
+        )
+
+    async def _render(self, ticket: Ticket) -> ExactPrefix | None:
+        visit, model = ticket.visit, self._context.model
+        if visit.request is None or visit.prefix is None or model.identity is None:
+            return None
+        if not model.renders:
+            return self._unrendered(visit.request, visit.prefix, visit.rendering)
+        try:
+            rendered = await exact_prefix(model.client, visit.request, visit.prefix, visit.auth)
+        except ControlFailed as error:
+            if error.code not in CANNOT_RENDER:
+                raise
+            model.renders = False
+            self._context.report.trouble("cannot_render", f"{error}: prefixes are warmed by chat request instead")
+            return self._unrendered(visit.request, visit.prefix, visit.rendering)
+        identity = model.identity
+        key = checkpoint_key(identity_text(identity), identity.lora, identity.server_id, rendered.tokens)
+        found = ExactPrefix(key, array("i", rendered.tokens), len(rendered.tokens), date.today())
+        model.remember(visit.rendering, found)
+        ticket.n_rendered = rendered.n_real
+        return found
+
+    def _unrendered(self, request: ChatRequest, prefix: StablePrefix, rendering: str) -> ExactPrefix | None:
+        model = self._context.model
+        if not model.able.rolls_back:
+            return None
+        n_tokens = len(prefix.text) // CHARACTERS_PER_TOKEN
+        found = ExactPrefix(f"chat-{rendering[:16]}", array("i"), n_tokens, date.today(), chat_shaped(request, prefix))
+        model.remember(rendering, found)
+        return found

@@ -1,0 +1,66 @@
+"""Steps on one slot that copy or empty it: keep what it holds in the server's host memory, make it hold nothing.
+
+Each is entered into the ledger when the server has done it.
+"""
+
+from dataclasses import replace
+from http import HTTPStatus
+
+from proxy.llama.client import Auth, ControlFailed
+from proxy.serving.context import Context, PlanBroken
+from proxy.slots.holding import Nothing, Prefix
+
+
+class SlotSteps:
+    """Copies and empties slots, for one context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def copy(self, slot: int, auth: Auth) -> None:
+        """Copy a slot's content to host memory."""
+        model, limit = self._context.model, self._context.settings.warm_timeout
+        await model.client.copy(slot, auth, limit)
+        belief = model.ledger.slots[slot]
+        model.ledger.copied(belief.holds)
+        await self.seen_again(slot, auth)
+
+    async def clear(self, slot: int, auth: Auth) -> None:
+        """Empty a slot: erase it, or overwrite it with one token where slot actions are off."""
+        model, settings = self._context.model, self._context.settings
+        if model.able.acts_on_slots is not False:
+            try:
+                await model.client.erase(slot, auth, settings.erase_timeout)
+            except ControlFailed as error:
+                if error.code != HTTPStatus.NOT_IMPLEMENTED:
+                    raise
+                model.able = replace(model.able, acts_on_slots=False)
+            else:
+                model.ledger.hold(slot, Nothing())
+                await self.seen_again(slot, auth)
+                return
+        await model.client.displace(slot, self._fresh_token(), auth, settings.warm_timeout)
+        model.ledger.hold(slot, Prefix("", 1))
+        await self.seen_again(slot, auth)
+
+    def _fresh_token(self) -> int:
+        """A token that begins no prompt and was not used for this before.
+
+        The server may keep a copy of such a one-token prompt, and would load it into the slot the next time, even if
+        somebody else's request has just begun there.
+        """
+        model = self._context.model
+        firsts = {prefix.tokens[0] for prefix in model.prefixes.values() if prefix.tokens}
+        known = {token for prefix in model.prefixes.values() for token in prefix.tokens}
+        fresh = known - firsts - model.displacing
+        if not fresh:
+            raise PlanBroken("no_token_to_displace_with")
+        token = min(fresh)
+        model.displacing.add(token)
+        return token
+
+    async def seen_again(self, slot: int, auth: Auth) -> None:
+        """Our own call changed the slot's task number; what is seen now is the new normal."""
+        model = self._context.model
+        if model.able.shows_slots:
+            model.ledger.observe(await model.client.slots(auth), (slot,))
