@@ -92,8 +92,8 @@ class Acquaintance:
         if now.marker != model.process.marker or now.total_slots != model.process.total_slots:
             await self._meet(auth)
         elif now.is_sleeping:
-            self._context.report.trouble("slept", "the server slept, its slots are empty")
-            model.ledger.forget()
+            self._context.report.trouble("slept", "the server sleeps (--sleep-idle-seconds): its slots are empty then")
+            model.ledger.emptied()
         elif model.able.shows_slots:
             self._context.observe(await model.client.slots(auth, self._context.settings.control_timeout), ())
         model.last_answer = time.monotonic()
@@ -112,18 +112,19 @@ class Acquaintance:
         models, lora = await asyncio.gather(client.models(auth), client.lora_adapters(auth))
         file = await asyncio.to_thread(file_identity, now.model_path)
         identity = model_identity(now, models, lora, server_id=self._context.settings.server_id, file=file)
-        looks: list[Look] = []
-        if not now.is_sleeping:
-            try:
-                looks = await client.slots(auth)
-            except ControlFailed as error:
-                if error.code != HTTPStatus.NOT_IMPLEMENTED:
-                    raise
-                self._context.report.trouble(
-                    "no_slots", "the server hides its slots (--no-slots); other users of it go unnoticed"
-                )
+        looks = await self._first_looks(auth) if not now.is_sleeping else []
         model.began_process(now, identity, looks)
         await self._context.store.met(now.marker)
         model.welcomed(auth)
         model.last_answer = time.monotonic()
         self._context.report.met(model)
+
+    async def _first_looks(self, auth: Auth) -> list[Look] | None:
+        """The slots of a server that was just met; None where it hides them."""
+        try:
+            return await self._context.model.client.slots(auth)
+        except ControlFailed as error:
+            if error.code != HTTPStatus.NOT_IMPLEMENTED:
+                raise
+            self._context.report.trouble("no_slots", "the server hides its slots (--no-slots): others go unnoticed")
+            return None

@@ -33,7 +33,7 @@ class Context:
 
     def observe(self, looks: list[Look], ours: Iterable[int] = ()) -> None:
         """Enter a look at `/slots`; what it took away is told."""
-        if surprised := self.model.ledger.observe(looks, ours):
+        if surprised := self.model.ledger.observe(looks, ours, can_be_moved=self.model.able.clears_idle is not False):
             self.report.surprised(surprised)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

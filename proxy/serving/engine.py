@@ -269,6 +269,15 @@ class Engine:
         self.model.interest[rendering] -= 1
         if self.model.interest[rendering] <= 0:
             del self.model.interest[rendering]
+            self._end_unwanted()
+
+    def _end_unwanted(self) -> None:
+        """Warm-ups that went on for others end when the last of those has gone."""
+        model = self.model
+        wanted = {model.prefixes[name].key for name in model.interest if name in model.prefixes}
+        for key, flight in model.flights.items():
+            if key not in wanted and not self.lifecycle.is_building:
+                flight.cancel()
 
     async def close(self) -> None:
         """Let what is being accounted for end, stop everything else."""

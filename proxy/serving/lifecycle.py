@@ -50,6 +50,11 @@ class Lifecycle:
         key = self._context.settings.api_key.get_secret_value()
         return {"Authorization": f"Bearer {key}"} if key else {}
 
+    @property
+    def is_building(self) -> bool:
+        """Whether a prefix is being built while nobody waits."""
+        return self._building is not None and not self._building.done()
+
     def start(self) -> None:
         """Begin to watch."""
         if not self._context.settings.observe_only:
@@ -82,8 +87,8 @@ class Lifecycle:
         told = process(await model.client.props(self.auth))
         is_new = model.process is None or model.process.marker != told.marker
         if told.is_sleeping:
-            if not is_new and model.process is not None:
-                model.ledger.forget()
+            if not is_new:
+                model.ledger.emptied()
             return
         if is_new:
             await self._with_turn(self._welcome())

@@ -73,18 +73,20 @@ class Model:
     _known_keys: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     _salt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
-    def began_process(self, process: Process, identity: ModelIdentity, looks: list[Look]) -> None:
+    def began_process(self, process: Process, identity: ModelIdentity, looks: list[Look] | None) -> None:
         """Another server process: believe nothing of the earlier one."""
         is_other_model = self.identity is not None and self.identity != identity
         self.process, self.identity = process, identity
         if is_other_model:
             self.prefixes.clear()
         self.renders = True
-        self.able = Capabilities(total_slots=process.total_slots, n_ctx=process.n_ctx, shows_slots=bool(looks))
+        self.able = Capabilities(total_slots=process.total_slots, n_ctx=process.n_ctx, shows_slots=looks is not None)
         self.verified.clear()
         self.displacing.clear()
         self.ledger.forget(process.total_slots)
-        if looks:
+        if process.is_sleeping:
+            self.ledger.emptied()
+        elif looks:
             self.ledger.first_look(looks)
         self.wants_probe = self.ledger.saw_start
         self.gate.resize(process.total_slots)

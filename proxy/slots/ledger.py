@@ -74,18 +74,37 @@ class Ledger:
         self.saw_start = False
         self.may_be_hot = True
 
-    def observe(self, looks: Sequence[Look], ours: Iterable[int] = ()) -> list[int]:
-        """Compare with a look at `/slots`; returns the slots whose belief was given up. `ours` we used ourselves."""
+    def emptied(self) -> None:
+        """The server slept: its slots and its host memory are known to be empty."""
+        for belief in self.slots:
+            belief.seen = None
+            belief.last_used = 0
+            if not belief.lease:
+                belief.holds = Nothing()
+        self.copies.clear()
+        self.saw_start, self.may_be_hot = True, False
+
+    def observe(self, looks: Sequence[Look], ours: Iterable[int] = (), *, can_be_moved: bool = True) -> list[int]:
+        """Compare with a look at `/slots`; returns the slots whose belief was given up. `ours` we used ourselves.
+
+        `can_be_moved` is whether this server empties idle slots into host memory when a task begins elsewhere.
+        """
         known = [look for look in sorted(looks, key=_task_number) if 0 <= look.slot < len(self.slots)]
         begun = {look.slot for look in known if _has_begun(self.slots[look.slot].seen, look)}
         mine, surprised = set(ours), []
+        newest = max((_task_number(look) for look in known), default=-1) if can_be_moved else -1
         for look in known:
             belief = self.slots[look.slot]
             has_run = look.slot in begun
             if not look.is_busy and not belief.lease:
                 if has_run:
                     self.used(look.slot)
-                if self._judge(belief, look, is_foreign=has_run and look.slot not in mine, others=begun - {look.slot}):
+                # Task numbers grow: with a larger one elsewhere, something began after this slot's last task.
+                is_foreign = has_run and look.slot not in mine
+                is_passed = newest > _task_number(look)
+                # A slot that never ran anything shows no length after a restore either, nor what happened since.
+                tells = look.task is not None or not isinstance(belief.holds, Prefix) or bool(begun - {look.slot})
+                if tells and self._judge(belief, look, is_foreign=is_foreign, is_passed=is_passed):
                     surprised.append(look.slot)
             is_unexplained = look.is_busy and not belief.lease
             # A task that nobody has accounted for stays news until its slot is idle or leased.
@@ -93,13 +112,11 @@ class Ledger:
             belief.seen = replace(look, task=task)
         return sorted(surprised)
 
-    def _judge(self, belief: SlotBelief, look: Look, *, is_foreign: bool, others: set[int]) -> bool:
+    def _judge(self, belief: SlotBelief, look: Look, *, is_foreign: bool, is_passed: bool) -> bool:
         """Take away what the look disproves; whether that is a surprise."""
         before = belief.holds
         if look.n_tokens == 0 and look.tells_length:
-            if isinstance(before, Prefix) and look.task is None and not others:
-                return False  # a slot that never ran anything shows no length after a restore either
-            was_moved = bool(others) and not is_foreign  # the server makes room so when a task begins elsewhere
+            was_moved = is_passed and not is_foreign  # the server makes room so when a task begins elsewhere
             if was_moved:
                 self.copied(before)
             belief.holds = Nothing()
