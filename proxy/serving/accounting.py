@@ -24,13 +24,6 @@ class Accounting:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def is_new(self, look: Look) -> bool:
-        """Whether a slot has a task that nobody has accounted for."""
-        if not 0 <= look.slot < len(self._context.model.ledger.slots):
-            return False
-        belief = self._context.model.ledger.slots[look.slot]
-        return not belief.lease and (belief.seen is None or belief.seen.task != look.task)
-
     def take_slot(self, ticket: Ticket, slot: int) -> None:
         """The server put the request into this slot; what it did with the old content is entered."""
         ledger = self._context.model.ledger
@@ -57,7 +50,7 @@ class Accounting:
         if ticket.slot is None and len(ledger.slots) == 1:
             self.take_slot(ticket, 0)
         if ticket.slot is None:
-            changed = [look.slot for look in looks if self.is_new(look)]
+            changed = [look.slot for look in looks if self._context.is_new(look)]
             if len(changed) == 1:
                 self.take_slot(ticket, changed[0])
         ledger.release(ticket.number)

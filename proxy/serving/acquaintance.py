@@ -66,9 +66,10 @@ class Acquaintance:
             model.ledger.hold(slot, Prefix("", PROBE_TOKENS))
             return
         looks = await model.client.slots(auth)
-        for look in looks:
+        ours = [look for look in looks if self._context.is_new(look)]
+        for look in ours:
             model.ledger.hold(look.slot, Prefix("", look.n_tokens) if look.n_tokens else Nothing())
-        self._context.observe(looks, [look.slot for look in looks])
+        self._context.observe(looks, [look.slot for look in ours])
 
     async def glance(self, auth: Auth, *, is_needed: bool = False) -> bool:
         """Is it still the same server, and has anybody else used it? Only after a silence; whether it was looked."""

@@ -36,6 +36,13 @@ class Context:
         if surprised := self.model.ledger.observe(looks, ours, can_be_moved=self.model.able.clears_idle is not False):
             self.report.surprised(surprised)
 
+    def is_new(self, look: Look) -> bool:
+        """Whether a slot has a task that nobody has accounted for."""
+        if not 0 <= look.slot < len(self.model.ledger.slots):
+            return False
+        belief = self.model.ledger.slots[look.slot]
+        return not belief.lease and (belief.seen is None or belief.seen.task != look.task)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have something done meanwhile."""
         task = asyncio.create_task(work)

@@ -181,7 +181,7 @@ class Engine:
             return ticket.plan.slot is not None
         with suppress(ControlFailed):
             looks = await model.client.slots(ticket.visit.auth)
-            fresh = [look for look in looks if look.is_busy and self.accounting.is_new(look)]
+            fresh = [look for look in looks if look.is_busy and self.context.is_new(look)]
             if len(fresh) == 1:
                 self.accounting.take_slot(ticket, fresh[0].slot)
                 ticket.seen = fresh[0]

@@ -60,7 +60,7 @@ class Model:
     last_answer: float = 0.0
     """When the server last said anything, on the monotonic clock."""
     wants_probe: bool = False
-    """Whether this process was met with nothing in its slots, and not probed yet."""
+    """Whether this process has room to be probed without loss, and was not yet."""
     verified: set[str] = field(default_factory=set)
     """Keys of checkpoints that this process has proven good."""
     displacing: set[int] = field(default_factory=set)
@@ -88,7 +88,7 @@ class Model:
             self.ledger.emptied()
         elif looks:
             self.ledger.first_look(looks)
-        self.wants_probe = self.ledger.saw_start
+        self.wants_probe = self.ledger.has_room_to_probe()
         self.gate.resize(process.total_slots)
         self._known_keys.clear()
 

@@ -48,6 +48,9 @@ class SlotBelief:
     """Grows with each use; 0 for a slot that was never used."""
 
 
+PROBED_SLOTS = 2
+
+
 class Ledger:
     """Beliefs about one model on one server process."""
 
@@ -137,6 +140,16 @@ class Ledger:
                 belief.holds = Nothing() if is_fresh else Unknown(look.n_tokens)
                 if look.task is not None:
                     self.used(look.slot)
+
+    def has_room_to_probe(self) -> bool:
+        """Whether a probe would overwrite nobody's work: empty slots only, or enough that nothing ran in yet.
+
+        The probe is put into the least recently used slot twice, and slots that were never used come first.
+        """
+        if any(belief.seen is not None and belief.seen.is_busy for belief in self.slots):
+            return False
+        unused = [b for b in self.slots if isinstance(b.holds, Nothing) and (b.seen is None or b.seen.task is None)]
+        return self.saw_start or len(unused) >= PROBED_SLOTS
 
     def hold(self, slot: int, holding: Holding, *, has_run: bool = True) -> None:
         """A slot now holds this, by our own doing; `has_run` is False where no completion did it (a restore)."""

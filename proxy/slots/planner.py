@@ -42,8 +42,9 @@ from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
 from proxy.slots.prediction import SIMILARITY, choose
 
-CHECKPOINT_SLACK = 517
-"""Tokens before a prompt's end at which a server with the default `-ub 512` leaves its last in-memory checkpoint."""
+CHECKPOINT_SLACK = 2100
+"""Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
+default is 512; this much is right up to `-ub 2048`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def _reach(need: Need, talk: Talk, able: Capabilities) -> int:
         return 0
     if able.rolls_back:
         return need.prefix_tokens
-    return max(0, need.prefix_tokens - CHECKPOINT_SLACK) if talk.is_marked else 0
+    return max(1, need.prefix_tokens - CHECKPOINT_SLACK) if talk.is_marked else 0
 
 
 def _restore(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
