@@ -4,6 +4,8 @@
 #   make test          the tests, with a real llama-server; ARGS="-k name" and so on go to pytest
 #   make test-pi       the real Pi through the proxy (installs it from npm)
 #   make test-newer    the tests with a newer llama-server (compiles it, some ten minutes the first time)
+#   make bench-prefill how many prompt tokens conversations cost, directly and through the proxy (ARGS="--short"; all: an hour)
+#   make bench-restart the time to the first token after a restart of the server
 #   make lint          formatting, lint, types
 #   make clean         away with .venv and what the tools left
 #
@@ -16,7 +18,7 @@ PIP := $(RUN) -m pip --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pi test-newer lint clean
+.PHONY: help demo test test-pi test-newer bench-prefill bench-restart lint clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -32,6 +34,12 @@ test-pi: $(VENV)/.test
 
 test-newer: $(VENV)/.test
 	server=$$($(RUN) -m proxy.demo.newer) && LLAMA_SERVER=$$server $(RUN) -m pytest $(ARGS)
+
+bench-prefill: $(VENV)/.demo
+	@$(RUN) -m bench.prefill $(ARGS)
+
+bench-restart: $(VENV)/.demo
+	@$(RUN) -m bench.restart $(ARGS)
 
 lint: $(VENV)/.lint
 	$(RUN) -m ruff check .

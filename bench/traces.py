@@ -47,7 +47,7 @@ SHORT = Size(2000, (50, 150, 400, 800), 150)
 
 def words(count: int, seed: str) -> str:
     """Some `count` tokens of text."""
-    return " ".join(random.Random(seed).choices(WORDS, k=count))  # noqa: S311
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
 
 
 @dataclass(slots=True)

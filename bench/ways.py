@@ -75,7 +75,7 @@ def _hearth(server: LlamaServer, home: Path, slots: Path) -> Iterator[str]:
         deadline = time.monotonic() + START_S
         while not _accepts(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise NotHereError(log.read_text(errors="replace").strip().splitlines()[-1:] or "hearth didn't start")
+                raise NotHereError(f"hearth didn't start: {log.read_text(errors='replace')[-400:]}")
             time.sleep(0.02)
         yield f"http://127.0.0.1:{port}/v1"
     finally:

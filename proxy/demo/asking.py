@@ -26,6 +26,7 @@ class Turn:
     reused: int
     first_token_ms: float
     answer: str
+    prompt_ms: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:
@@ -65,7 +66,7 @@ async def ask(
     """Send one request and read its answer to the end; `began` is set at the first token."""
     asked_at = time.perf_counter()
     first_token_at: float | None = None
-    answer, timings = "", {"prompt_n": 0, "cache_n": 0}
+    answer, timings = "", dict[str, Any](prompt_n=0, cache_n=0, prompt_ms=0.0)
     async with client.post(f"{base_url}/chat/completions", json=body, raise_for_status=True) as response:
         async for event in _events(response):
             if text := _text(event):
@@ -75,7 +76,9 @@ async def ask(
                     began.set()
             timings = event.get("timings") or timings
     first_token_ms = ((first_token_at or time.perf_counter()) - asked_at) * 1000
-    return Turn(name, number, timings["prompt_n"], timings["cache_n"], first_token_ms, answer)
+    return Turn(
+        name, number, timings["prompt_n"], timings["cache_n"], first_token_ms, answer, prompt_ms=timings["prompt_ms"]
+    )
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

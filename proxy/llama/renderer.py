@@ -5,12 +5,13 @@ Owns the asking (`/apply-template`, `/tokenize`); which bodies to render and wha
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.llama.client import Auth, LlamaClient
 from proxy.request.body import ChatRequest
 from proxy.request.prefix import StablePrefix
-from proxy.request.rendering import common_prefix, variants
+from proxy.request.rendering import common_prefix, head_variants, variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,17 @@ class Rendered:
 async def exact_prefix(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> Rendered:
     """Render and compare; raises ControlFailed where the server can't render."""
 
+    lists = await _tokens(client, variants(request, prefix), auth)
+    return Rendered(tuple(common_prefix(lists)), len(lists[0]))
+
+
+async def exact_head(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> tuple[int, ...]:
+    """The tokens that every request with this system text begins with; raises ControlFailed likewise."""
+    return tuple(common_prefix(await _tokens(client, head_variants(request, prefix), auth)))
+
+
+async def _tokens(client: LlamaClient, bodies: Sequence[bytes], auth: Auth) -> list[list[int]]:
     async def tokens(body: bytes) -> list[int]:
         return await client.tokenize(await client.render(body, auth), auth)
 
-    lists = await asyncio.gather(*(tokens(body) for body in variants(request, prefix)))
-    return Rendered(tuple(common_prefix(lists)), len(lists[0]))
+    return await asyncio.gather(*(tokens(body) for body in bodies))

@@ -10,14 +10,14 @@ Key order is kept everywhere: the same tools in another order are other tokens.
 """
 
 import hashlib
-from collections.abc import Sequence
-from itertools import cycle
+from collections.abc import Mapping, Sequence
+from itertools import cycle, takewhile
 from typing import Any
 
 import orjson
 
 from proxy.request.body import ChatRequest
-from proxy.request.prefix import MARKERS, StablePrefix, with_tail
+from proxy.request.prefix import MARKERS, SYSTEM_ROLES, StablePrefix, with_tail
 
 RENDERING_FIELDS: tuple[str, ...] = (
     "tools",
@@ -64,6 +64,27 @@ def variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
         retold = {**system, "content": with_tail(system["content"], len(prefix.text), tail + user)}
         bodies.append(orjson.dumps({**shared, "messages": [retold, {"role": "user", "content": user}]}))
     return bodies
+
+
+def head_key(request: ChatRequest, prefix: StablePrefix) -> str:
+    """Under what the head of such requests is remembered: rendering inputs and all messages before the first user's."""
+    told = ["head", rendering_inputs(request), _leading(request, prefix)]
+    return hashlib.sha256(orjson.dumps(told)).hexdigest()
+
+
+def head_variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
+    """Bodies for `POST /apply-template` that agree in the head and differ in the user's message."""
+    shared: dict[str, Any] = {"model": request.model} if request.model else {}
+    shared |= rendering_inputs(request)
+    leading = _leading(request, prefix)
+    return [orjson.dumps({**shared, "messages": [*leading, {"role": "user", "content": user}]}) for user in _USERS]
+
+
+def _leading(request: ChatRequest, prefix: StablePrefix) -> list[Mapping[str, Any]]:
+    """The system messages up to the first message of another role."""
+    return list(takewhile(lambda message: message.get("role") in SYSTEM_ROLES, request.messages)) or [
+        request.messages[prefix.position]
+    ]
 
 
 def chat_shaped(request: ChatRequest, prefix: StablePrefix) -> bytes:

@@ -13,7 +13,7 @@ from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Nothing, Talk, Unknown, continues_talk
 from proxy.slots.ledger import Look
-from proxy.slots.plan import Source
+from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import choose
 from proxy.slots.verdict import judge
 
@@ -71,6 +71,8 @@ class Accounting:
             self._claim_failed(ticket, verdict.reason)
         elif (figures.cache_n or 0) >= ticket.need.prefix_tokens > 0:
             self._context.store.used(ticket.need.prefix_key, shown(ticket.fingerprint))
+            if (figures.cache_n or 0) >= ticket.need.head_tokens > 0:
+                self._context.store.used(ticket.need.head_key, shown(ticket.fingerprint))
 
     def _outcome(self, ticket: Ticket, looks: Iterable[Look]) -> Talk | Unknown:
         figures, need, visit = ticket.figures, ticket.need, ticket.visit
@@ -78,6 +80,7 @@ class Accounting:
         if not visit.chain or visit.request is None or not visit.may_prepare or visit.request.choices > 1:
             return Unknown(seen.n_tokens if seen else 0)
         known = self._context.model.prefixes.get(visit.rendering)
+        head = self._context.model.prefixes.get(visit.head)
         is_whole = figures is not None and ticket.is_whole
         prompt = (figures.prompt_tokens if figures else None) or 0
         answer = (figures.predicted_n if figures else None) or 0
@@ -90,6 +93,8 @@ class Accounting:
             n_tokens=seen.n_tokens if seen and not (is_whole and not seen.n_tokens) else believed,
             prefix_key=known.key if known else need.prefix_key,
             prefix_tokens=known.n_tokens if known else need.prefix_tokens,
+            head_key=head.key if head else "",
+            head_tokens=head.n_tokens if head else 0,
             is_whole=is_whole,
             is_marked=marked,
         )
@@ -110,7 +115,9 @@ class Accounting:
         if ticket.plan.source is Source.RESUME:
             model.ledger.copies.clear()
         if ticket.plan.source is Source.RESTORE:
-            self._context.store.useless(ticket.need.prefix_key)
+            for step in ticket.plan.steps:
+                if isinstance(step, Restore):
+                    self._context.store.useless(step.key)
 
     def _learn_rate(self, ticket: Ticket) -> None:
         figures = ticket.figures

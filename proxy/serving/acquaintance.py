@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from http import HTTPStatus
 
 from proxy.checkpoints.key import temporary_name
@@ -37,7 +38,7 @@ class Acquaintance:
     async def probe(self, auth: Auth) -> None:
         """Find out what the server can do; the caller holds the turn, and the slots are empty."""
         model = self._context.model
-        model.wants_probe = False
+        model.wants_probe, model.was_probed = False, True
         writes = self._context.settings.persist and not self._context.settings.observe_only
         name = temporary_name(PROBE_KEY, os.getpid(), 0) if writes else None
         try:
@@ -50,11 +51,25 @@ class Acquaintance:
             )
             return
         finally:
-            if name is not None:
-                await self._context.store.forget_probe(name)
-        model.able, model.prompt_ms_per_token = found.able, found.prompt_ms_per_token
+            version = await self._context.store.forget_probe(name) if name is not None else None
+        model.able = replace(found.able, format_version=version)
+        model.prompt_ms_per_token = found.prompt_ms_per_token
         await self._after_probe(found.slot, auth)
         self._context.report.probed(model.able)
+        if writes:
+            self._advise()
+
+    def _advise(self) -> None:
+        """Say once what keeps checkpoints from being of use here."""
+        able, report = self._context.model.able, self._context.report
+        if able.acts_on_slots is False:
+            report.trouble("slot_actions_off", "checkpoints need --slot-save-path on the server")
+        elif able.restores is False:
+            report.trouble(
+                "restore_useless",
+                "a restored prefix is not reused here, so no checkpoint is saved or restored; "
+                "a sliding-window model needs --swa-full on the server",
+            )
 
     async def _after_probe(self, slot: int, auth: Auth) -> None:
         """Leave a slot that is empty, or at least one that shares nothing with anybody."""

@@ -14,6 +14,7 @@ from multidict import CIMultiDictProxy
 from proxy.llama.client import LlamaClient
 from proxy.llama.upstream import Upstream
 from proxy.logs import get_logger
+from proxy.serving.admin import Admin
 from proxy.serving.engine import Engine
 from proxy.serving.forward import Forwarder
 from proxy.serving.inbound import Listener, TooLong, listen, read_whole
@@ -47,6 +48,7 @@ class Proxy:
         self._control: aiohttp.ClientSession | None = None
         self._engine: Engine | None = None
         self._listener: Listener | None = None
+        self._admin: Admin | None = None
 
     @property
     def engine(self) -> Engine:
@@ -60,6 +62,13 @@ class Proxy:
         """Where it listens."""
         return self._listener.port if self._listener else 0
 
+    @property
+    def admin(self) -> Admin:
+        """The admin listener, whether it listens or not; there is one once started."""
+        if self._admin is None:
+            raise RuntimeError("the proxy has not started")
+        return self._admin
+
     async def start(self) -> None:
         """Listen."""
         await self.forwarder.start()
@@ -68,14 +77,18 @@ class Proxy:
         store = Store(self.settings, self.reporter)
         await store.open()
         self._engine = Engine(self.settings, client, self.reporter, store)
+        self._admin = Admin(self.settings, self._engine, self.reporter)
         self._engine.lifecycle.start()
         self._listener = await listen(self.handle, self.settings.host, self.settings.port)
         self.forwarder.refuse_self(self._listener.host, self._listener.port)
+        await self._admin.open()
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Stop listening, let answers end within the limit, stop."""
         if self._listener is not None:
             await self._listener.close(drain_s)
+        if self._admin is not None:
+            await self._admin.close()
         if self._engine is not None:
             await self._engine.close()
         if self._control is not None:
@@ -87,6 +100,8 @@ class Proxy:
         path = request.raw_path.partition("?")[0]
         if request.method == "POST" and path in CHAT_PATHS:
             return await self._chat(request)
+        if request.method == "POST" and path.rstrip("/").endswith("/lora-adapters"):
+            self.engine.meet_anew()
         watcher = Touching(self.engine) if request.method == "POST" and path.startswith(SLOT_PATHS) else None
         return await self.forwarder.forward(request, None, watcher)
 
@@ -102,6 +117,7 @@ class Proxy:
             return await self.forwarder.forward(request, body, ticket)
         finally:
             ticket.settle()
+            self.reporter.left(ticket)
 
     async def _understand(self, body: bytes, request: web.BaseRequest) -> Visit:
         if len(body) > LARGE_BODY:

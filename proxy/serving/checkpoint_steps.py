@@ -13,6 +13,7 @@ from proxy.checkpoints.key import final_name
 from proxy.llama.client import ControlFailed, Warmed
 from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix
+from proxy.serving.saving import REFUSALS
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Nothing, Prefix, Unknown
@@ -32,25 +33,24 @@ class CheckpointSteps:
     async def restore(self, ticket: Ticket, slot: int, key: str) -> None:
         """Prove the file, have the server read it, verify what it then holds (once per checkpoint and server start)."""
         model, store = self._context.model, self._context.store
-        prefix = model.prefixes.get(ticket.visit.rendering)
-        if prefix is None or prefix.key != key:
+        prefix = model.by_key(key)
+        if prefix is None:
             raise PlanBroken("prefix_forgotten")
         if model.able.n_ctx and prefix.n_tokens >= model.able.n_ctx:
             store.useless(key)
             raise PlanAgain("context_too_small")
-        name = await store.prove(key, prefix.tokens, model.able.format_version)
-        if name is None:
-            raise PlanAgain("checkpoint_not_fit")
-        await self._read_file(ticket, slot, prefix, name)
-        if key in model.verified:
-            return
-        await self._verify(ticket, slot, prefix, name)
-        model.verified.add(key)
+        # From before the look at it until the server has it: no clean-up takes it in between.
+        with store.shelf.using(key):
+            name = await store.prove(key, prefix.tokens, model.able.format_version)
+            if name is None:
+                raise PlanAgain("checkpoint_not_fit")
+            await self._read_file(ticket, slot, prefix, name)
+            if key not in model.verified:
+                await self._verify(ticket, slot, prefix, name)
 
     async def _read_file(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
         model, store, settings = self._context.model, self._context.store, self._context.settings
         mark = await store.mark(prefix.key, model.process.marker if model.process else "")
-        store.in_use.add(prefix.key)
         model.ledger.hold(slot, Nothing(), has_run=False)
         try:
             told = await model.client.restore(slot, name, ticket.visit.auth, settings.restore_timeout)
@@ -58,14 +58,13 @@ class CheckpointSteps:
             await self._not_restored(prefix.key, error)
             raise PlanAgain("restore_failed") from error
         finally:
-            store.in_use.discard(prefix.key)
             if mark is not None:
                 await asyncio.to_thread(mark.clear)
         if told.n_tokens != prefix.n_tokens:
             await store.put_aside(prefix.key)
             await self._steps.clear(slot, ticket.visit.auth)
             raise PlanAgain("other_tokens")
-        model.ledger.hold(slot, Prefix(prefix.key, prefix.n_tokens), has_run=False)
+        model.ledger.hold(slot, prefix.held(), has_run=False)
         model.last_answer = time.monotonic()
         self._context.report.restored(name, told, slot)
         await self._steps.seen_again(slot, ticket.visit.auth)
@@ -82,16 +81,21 @@ class CheckpointSteps:
             await context.store.put_aside(key)
         else:
             context.report.trouble("restore_failed", f"{final_name(key)} could not be restored: {error} → cold build")
-            context.store.useless(key)
+            # One that the server is still at after so long may be what takes it down: not for ever again.
+            context.store.struck(key, "not restored")
 
     async def _verify(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
         context, model = self._context, self._context.model
         warmed, logprobs = await self._look_beyond(ticket, prefix)
+        if warmed.slot != slot:
+            return  # it was answered from elsewhere and proves nothing; the request's own figures will
         record = context.store.record(prefix.key)
         off_by = _off_by(dict(record.logprobs) if record else {}, logprobs)
         if warmed.cache_n >= GOOD_SHARE * prefix.n_tokens and (off_by is None or off_by <= MAX_OFF_BY):
             context.report.verified(name, warmed.cache_n, prefix.n_tokens, off_by)
             context.store.proven(prefix.key, logprobs)
+            model.verified.add(prefix.key)
+            model.able = replace(model.able, restores=True)
             await self._go_back(ticket, slot, prefix, name)
             return
         if warmed.cache_n < GOOD_SHARE * prefix.n_tokens and not model.able.restores:
@@ -123,54 +127,59 @@ class CheckpointSteps:
         if not model.able.rolls_back:
             await self._read_file(ticket, slot, prefix, name)
             return
-        model.ledger.hold(slot, Prefix(prefix.key, prefix.n_tokens + 1), has_run=False)
+        model.ledger.hold(slot, prefix.held(prefix.n_tokens + 1), has_run=False)
 
     async def save(self, ticket: Ticket, key: str) -> None:
         """Write the prefix that a slot holds to a checkpoint; a failure costs the request nothing but the time."""
         context, model, store = self._context, self._context.model, self._context.store
-        prefix = model.prefixes.get(ticket.visit.rendering)
+        prefix = model.by_key(key)
         holder = next((b for b in model.ledger.idle() if isinstance(b.holds, Prefix) and b.holds.key == key), None)
         if holder is None or prefix is None or model.identity is None:
             return
-        if refusal := await asyncio.to_thread(store.refusal, model.identity, prefix.n_tokens):
-            context.report.trouble(f"not_saved:{refusal}", f"no checkpoint is saved: {refusal.replace('_', ' ')}")
+        if refusal := await store.saving.refusal(model.identity, prefix.n_tokens):
+            self._not_saved(refusal)
             return
-        name = store.begin_save(key)
-        try:
+        with store.shelf.using(key):
+            name = await store.saving.begin(key)
             if await self._write_file(ticket, holder.slot, prefix, name):
                 await self._record_logprobs(ticket, holder.slot, prefix)
-        finally:
-            store.end_save(key)
         context.tidy_up()
 
     async def _write_file(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> bool:
-        context, model, store = self._context, self._context.model, self._context.store
+        context, model, saving = self._context, self._context.model, self._context.store.saving
+        build, identity = model.process.build if model.process else "", model.identity
         try:
             told = await model.client.save(slot, name, ticket.visit.auth, context.settings.save_timeout)
-            build = model.process.build if model.process else ""
-            identity = model.identity
-            why = (
-                await store.finish_save(prefix.key, name, told, prefix.tokens, identity, build)
-                if identity
-                else "model unknown"
+            made = (
+                await saving.finish(prefix.key, name, told, prefix.tokens, identity, build) if identity else "no model"
             )
         except ControlFailed as error:
-            why = str(error)
+            made = str(error)
             if error.code == HTTPStatus.NOT_IMPLEMENTED:
                 model.able = replace(model.able, acts_on_slots=False)
-                why = "the server has no --slot-save-path"
-        if why is None:
-            context.report.saved(final_name(prefix.key), told)
-            return True
-        context.report.trouble("not_saved", f"no checkpoint was saved: {why}")
-        await store.give_up_save(prefix.key, name)
-        return False
+                made = "the server has no --slot-save-path"
+        except asyncio.CancelledError:
+            await saving.discard(name)
+            raise
+        if isinstance(made, str):
+            self._not_saved(made)
+            await saving.give_up(prefix.key, name)
+            return False
+        if made.format_version:
+            model.able = replace(model.able, format_version=made.format_version)
+        context.report.saved(final_name(prefix.key), told)
+        return True
+
+    def _not_saved(self, why: str) -> None:
+        reason = f"not_saved:{why}" if why in REFUSALS else "not_saved"
+        self._context.report.trouble(reason, f"no checkpoint is saved: {REFUSALS.get(why, why)}")
 
     async def _record_logprobs(self, ticket: Ticket, slot: int, prefix: ExactPrefix) -> None:
         """What the model says after the prefix, to be compared when the file is restored one day."""
         model, store = self._context.model, self._context.store
         if not (model.able.rolls_back or model.able.restores):
-            return  # the slot could not be brought back to the prefix
+            # The slot could not be brought back to the prefix; a restore on this same process will record them.
+            return
         _, logprobs = await self._look_beyond(ticket, prefix)
         store.proven(prefix.key, logprobs)
         model.verified.add(prefix.key)

@@ -12,6 +12,7 @@ ends at `MAX_SILENCE`. Counterparts: `executor` carries plans out, `planner` mak
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 from http import HTTPStatus
 
 from proxy.llama.client import Auth, ControlFailed, LlamaClient
@@ -27,10 +28,10 @@ from proxy.serving.store import Store
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit
 from proxy.settings import Settings
-from proxy.slots.holding import Unknown
+from proxy.slots.holding import Need, Unknown
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Source, nothing
-from proxy.slots.planner import plan
+from proxy.slots.planner import Disk, plan, shield
 
 MAX_PLANS = 4
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
@@ -99,6 +100,7 @@ class Engine:
                 model.gate.leave(await waiting)
             raise
         ticket.places = waiting.result()
+        ticket.admitted()
         self._inside[ticket.number] = ticket
         await model.turn.take(ticket)
 
@@ -115,9 +117,8 @@ class Engine:
         ticket.need = await self.needs.of(ticket)
         only = None if self.settings.slot == "auto" else self.settings.slot
         for _ in range(MAX_PLANS):
-            ticket.plan = plan(ticket.need, model.ledger, model.able, self.store.disk(ticket.need.prefix_key), only)
-            is_native = ticket.plan.source in (Source.CONTINUE, Source.HIT) and not ticket.plan.steps
-            if not is_native and not has_looked:
+            ticket.plan = plan(ticket.need, model.ledger, model.able, self._disk(ticket.need), only)
+            if ticket.plan.source is not Source.CONTINUE and not has_looked:
                 # Beliefs are about to be acted on, and a server can be restarted within a second.
                 has_looked = await self.acquaintance.glance(ticket.visit.auth, is_needed=True)
                 if model.wants_probe:
@@ -130,8 +131,15 @@ class Engine:
                 await self.executor.carry_out(ticket)
             except PlanAgain:
                 continue
+            if last := shield(ticket.need, ticket.plan, model.ledger, model.able):
+                await self.executor.do(ticket, last)
             return
         ticket.plan = nothing("no_plan_worked")
+
+    def _disk(self, need: Need) -> Disk:
+        head = self.store.disk(need.head_key)
+        whole = self.store.disk(need.prefix_key)
+        return replace(whole, has_head=head.has_checkpoint, may_save_head=head.may_save)
 
     async def _explain(self, ticket: Ticket) -> None:
         """Only what is needed for a log line."""
@@ -253,6 +261,10 @@ class Engine:
         self.model.ledger.hold(look.slot, Unknown(look.n_tokens))
         self._release(ticket)
         self._leave_gate(ticket)
+
+    def meet_anew(self) -> None:
+        """Somebody changed the model's adapters: what is known of it is out of date."""
+        self.model.process = None
 
     def _failed(self, ticket: Ticket, error: ControlFailed) -> None:
         if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

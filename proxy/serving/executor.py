@@ -18,7 +18,7 @@ from proxy.serving.context import Context, PlanBroken
 from proxy.serving.model import ExactPrefix
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Prefix, Unknown
+from proxy.slots.holding import Unknown
 from proxy.slots.plan import Clear, Copy, Restore, Save, Step, Warm, nothing
 from proxy.slots.prediction import choose
 
@@ -38,12 +38,13 @@ class Executor:
         """All steps in order; raises ControlFailed or PlanBroken where one fails."""
         for step in ticket.plan.steps:
             try:
-                await self._do(ticket, step)
+                await self.do(ticket, step)
             except PlanBroken as error:
                 ticket.plan = nothing(str(error))
                 return
 
-    async def _do(self, ticket: Ticket, step: Step) -> None:
+    async def do(self, ticket: Ticket, step: Step) -> None:
+        """One step; raises as `carry_out` does, and PlanBroken."""
         match step:
             case Copy(slot):
                 await self._slots.copy(slot, ticket.visit.auth)
@@ -72,8 +73,8 @@ class Executor:
 
     async def _warm(self, ticket: Ticket, key: str) -> None:
         model = self._context.model
-        prefix = model.prefixes.get(ticket.visit.rendering)
-        if prefix is None or prefix.key != key:
+        prefix = model.by_key(key)
+        if prefix is None:
             raise PlanBroken("prefix_forgotten")
         flight = model.flights.get(key)
         if flight is None:
@@ -111,7 +112,7 @@ class Executor:
         """Prefill the prefix; returns the slot that now holds it."""
         model, report = self._context.model, self._context.report
         expected = choose(ticket.need, model.ledger.idle())
-        report.warming(ticket, expected.slot if expected else -1)
+        report.warming(prefix.n_tokens, expected.slot if expected else -1)
         try:
             warmed = await self._prefill(prefix, ticket.visit.auth)
         except (ControlFailed, asyncio.CancelledError):
@@ -122,7 +123,7 @@ class Executor:
         belief = model.ledger.slots[slot]
         if expected is not None and expected.slot == slot and not expected.overwrites and model.able.keeps_copies:
             model.ledger.copied(belief.holds)
-        model.ledger.hold(slot, Prefix(prefix.key, warmed.prompt_n + warmed.cache_n))
+        model.ledger.hold(slot, prefix.held(warmed.prompt_n + warmed.cache_n))
         model.last_answer = time.monotonic()
         report.warmed(slot, warmed)
         await self._slots.seen_again(slot, ticket.visit.auth)

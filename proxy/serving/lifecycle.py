@@ -25,7 +25,7 @@ from proxy.serving.executor import Executor
 from proxy.serving.model import ExactPrefix
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit
-from proxy.slots.holding import Need, Nothing
+from proxy.slots.holding import Holding, Need, Nothing, Prefix
 from proxy.slots.plan import Copy, Plan, Restore, Save, Source, Warm
 
 WATCH_S = 5.0
@@ -43,6 +43,8 @@ class Lifecycle:
         self._executor = executor
         self._watching: asyncio.Task[None] | None = None
         self._building: asyncio.Task[None] | None = None
+        self._asleep = ""
+        """Marker of a process that was first seen asleep."""
 
     @property
     def auth(self) -> Auth:
@@ -74,9 +76,11 @@ class Lifecycle:
             self._building.cancel()
 
     async def _watch(self) -> None:
+        self._context.tidy_up()
         while True:
             with suppress(ControlFailed, PlanAgain, PlanBroken):
                 await self.look()
+            await self._context.store.flush_when_due()
             await asyncio.sleep(WATCH_S)
 
     async def look(self) -> None:
@@ -87,35 +91,51 @@ class Lifecycle:
         told = process(await model.client.props(self.auth))
         is_new = model.process is None or model.process.marker != told.marker
         if told.is_sleeping:
+            self._asleep = told.marker
             if not is_new:
                 model.ledger.emptied()
             return
         if is_new:
-            await self._with_turn(self._welcome())
-        elif model.to_build and time.monotonic() - model.last_answer > BUILD_IDLE_S:
+            await self._with_turn(self._welcome(told.marker))
+        elif time.monotonic() - model.last_answer > BUILD_IDLE_S:
+            await self._use_the_quiet()
+
+    async def _use_the_quiet(self) -> None:
+        """Build what waits to be built; find out what a server can do that was in use when it was met."""
+        model = self._context.model
+        if model.to_build:
             self._building = self._context.spawn(self._with_turn(self._build()))
+        elif not model.was_probed and not model.ledger.may_be_hot and model.ledger.has_room_to_probe():
+            await self._with_turn(self._acquaintance.probe(self.auth))
 
     async def _with_turn(self, work: Coroutine[Any, Any, None]) -> None:
         turn, holder = self._context.model.turn, object()
-        await turn.take(holder)
+        try:
+            await turn.take(holder)
+        except asyncio.CancelledError:
+            work.close()
+            raise
         try:
             await work
         finally:
             turn.give_back(holder)
 
-    async def _welcome(self) -> None:
+    async def _welcome(self, marker: str) -> None:
         """A server process that nobody has used yet: probe it, give it the prefix that was used last."""
         model = self._context.model
+        if model.process is not None and model.process.marker == marker:
+            return  # a request was here first
         model.process = None
         await self._acquaintance.meet_first(self.auth)
         if not model.wants_probe:
             return
         await self._acquaintance.probe(self.auth)
-        latest = self._context.store.latest(model.identity) if model.identity else None
-        is_empty = all(isinstance(belief.holds, Nothing) for belief in model.ledger.slots)
-        if latest is None or not is_empty or model.able.restores is False or model.gate.inside or model.gate.waiting:
+        has_slept = marker == self._asleep
+        latest = self._context.store.latest(model.identity) if model.identity and not has_slept else None
+        is_unused = all(_is_worthless(belief.holds) for belief in model.ledger.slots)
+        if latest is None or not is_unused or model.able.restores is False or model.gate.inside or model.gate.waiting:
             return
-        if await self._recall(latest):
+        if self._context.store.disk(latest.key).has_checkpoint and await self._recall(latest):
             slot = 0 if self._context.settings.slot == "auto" else self._context.settings.slot
             ticket = self._own_ticket(latest.key, latest.n_tokens)
             ticket.plan = Plan(Source.RESTORE, "server_started", (Restore(slot, latest.key),), slot=slot)
@@ -135,12 +155,67 @@ class Lifecycle:
         self._context.model.remember(latest.key, prefix)
         return True
 
-    async def _build(self) -> None:
-        """Prefill and save a prefix that a client could not wait for."""
+    async def warm_now(self) -> str:
+        """Somebody wants the last prefix in a slot: restore or build it if the server is idle."""
         model = self._context.model
-        rendering, _ = model.to_build.popitem(last=False)
+        if model.gate.inside or model.gate.waiting or not model.turn.is_free or self.is_building:
+            return "busy"
+        if self._context.settings.observe_only:
+            return "observing_only"
+        done: list[str] = []
+        self._building = self._context.spawn(self._with_turn(self._warm_last(done)))
+        await asyncio.wait({self._building})
+        return done[0] if done else "not_possible_now"
+
+    async def _warm_last(self, done: list[str]) -> None:
+        model, store = self._context.model, self._context.store
+        await self._acquaintance.glance(self.auth, is_needed=True)
+        latest = store.latest(model.identity) if model.identity else None
+        if latest is not None and not (store.disk(latest.key).has_checkpoint and await self._recall(latest)):
+            latest = None
+        name = latest.key if latest else next(reversed(model.prefixes), "")
+        prefix = model.prefixes.get(name)
+        if prefix is None or not prefix.tokens:
+            done.append("no_prefix_known")
+            return
+        held = [belief.slot for belief in model.ledger.idle() if not isinstance(belief.holds, Nothing)]
+        if any(isinstance(b.holds, Prefix) and b.holds.key == prefix.key for b in model.ledger.slots):
+            done.append("already_warm")
+            return
+        if held and not model.able.keeps_copies:
+            done.append("slots_hold_conversations")
+            return
+        await self._executor.carry_out(ticket := self._warming(name, prefix, held, is_on_disk=latest is not None))
+        if ticket.plan.source is not Source.NONE:
+            done.append("restored" if latest else "built")
+
+    def _warming(self, name: str, prefix: ExactPrefix, held: list[int], *, is_on_disk: bool) -> Ticket:
+        model = self._context.model
+        copies = tuple(Copy(slot) for slot in (held[:1] if model.able.clears_idle else held))
+        ticket = self._own_ticket(name, prefix.n_tokens, prefix.key)
+        ticket.patience_s = self._context.settings.warm_timeout
+        if is_on_disk:
+            slot = 0 if self._context.settings.slot == "auto" else self._context.settings.slot
+            ticket.plan = Plan(Source.RESTORE, "asked_for", (*copies, Restore(slot, prefix.key)), slot=slot)
+        else:
+            save = (Save(prefix.key),) if self._context.store.disk(prefix.key).may_save else ()
+            ticket.plan = Plan(Source.WARM_UP, "asked_for", (*copies, Warm(prefix.key), *save))
+        return ticket
+
+    async def _build(self) -> None:
+        """Prefill and save a prefix that a client could not wait for; one that was not finished waits again."""
+        rendering, reason = self._context.model.to_build.popitem(last=False)
+        try:
+            await self._build_one(rendering)
+        except (asyncio.CancelledError, ControlFailed):
+            self._context.model.to_build.setdefault(rendering, reason)
+            raise
+
+    async def _build_one(self, rendering: str) -> None:
+        model = self._context.model
         prefix = model.prefixes.get(rendering)
-        if prefix is None or not self._context.store.disk(prefix.key).may_save:
+        disk = self._context.store.disk(prefix.key) if prefix else None
+        if prefix is None or disk is None or disk.has_checkpoint or not disk.may_save:
             return
         held = [belief.slot for belief in model.ledger.idle() if not isinstance(belief.holds, Nothing)]
         if held and not model.able.keeps_copies:
@@ -157,3 +232,8 @@ class Lifecycle:
         ticket = Ticket(0, visit, lambda _: None, lambda _: None, self._context.settings.restore_timeout)
         ticket.need = Need(prefix_key=key or rendering, prefix_tokens=n_tokens)
         return ticket
+
+
+def _is_worthless(holds: Holding) -> bool:
+    """Whether nobody misses it: nothing, or what the probe has left."""
+    return isinstance(holds, Nothing) or (isinstance(holds, Prefix) and not holds.key)

@@ -18,9 +18,10 @@ from proxy.llama.identity import Process
 from proxy.request.fingerprint import ModelIdentity
 from proxy.serving.gate import Gate, Turn
 from proxy.slots.capabilities import Capabilities
+from proxy.slots.holding import Prefix
 from proxy.slots.ledger import Ledger, Look
 
-MAX_PREFIXES = 64
+MAX_PREFIXES = 128
 MAX_KNOWN_KEYS = 256
 
 
@@ -34,8 +35,15 @@ class ExactPrefix:
     """Empty where the server can't render."""
     n_tokens: int
     derived_on: date
+    base_key: str = ""
+    """Of a head: the exact prefix that it begins with."""
+    base_tokens: int = 0
     chat_body: bytes = b""
     """The chat request that prefills it, where its tokens can't be had."""
+
+    def held(self, n_tokens: int | None = None) -> Prefix:
+        """What a slot holds that has just got it."""
+        return Prefix(self.key, self.n_tokens if n_tokens is None else n_tokens, self.base_key, self.base_tokens)
 
 
 @dataclass(slots=True)
@@ -60,7 +68,8 @@ class Model:
     last_answer: float = 0.0
     """When the server last said anything, on the monotonic clock."""
     wants_probe: bool = False
-    """Whether this process has room to be probed without loss, and was not yet."""
+    """Whether this process was met with nothing in its slots, and not probed yet."""
+    was_probed: bool = False
     verified: set[str] = field(default_factory=set)
     """Keys of checkpoints that this process has proven good."""
     displacing: set[int] = field(default_factory=set)
@@ -88,7 +97,8 @@ class Model:
             self.ledger.emptied()
         elif looks:
             self.ledger.first_look(looks)
-        self.wants_probe = self.ledger.has_room_to_probe()
+        self.wants_probe = self.ledger.saw_start
+        self.was_probed = False
         self.gate.resize(process.total_slots)
         self._known_keys.clear()
 
@@ -106,6 +116,10 @@ class Model:
             return None
         self.prefixes.move_to_end(rendering)
         return found
+
+    def by_key(self, key: str) -> ExactPrefix | None:
+        """The exact prefix or head of this key."""
+        return next((prefix for prefix in self.prefixes.values() if prefix.key == key), None)
 
     def is_welcome(self, auth: Mapping[str, str]) -> bool:
         """Whether the server has accepted these credentials before; what is kept is a salted hash."""

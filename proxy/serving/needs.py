@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 from proxy.checkpoints.key import checkpoint_key
 from proxy.llama.client import ControlFailed
-from proxy.llama.renderer import exact_prefix
+from proxy.llama.renderer import exact_head, exact_prefix
 from proxy.request.body import ChatRequest
 from proxy.request.fingerprint import fingerprint
 from proxy.request.prefix import StablePrefix
@@ -23,6 +23,8 @@ from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Need, continues_talk
 
+HEAD_TOKENS = 512
+"""By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
 CHARACTERS_PER_TOKEN = 6
 """High, so that what is claimed of a prefix that could not be counted is too little rather than too much."""
 CANNOT_RENDER = (HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -54,13 +56,34 @@ class Needs:
         known = known or await self._render(ticket)
         if known is None or known.n_tokens < self._context.settings.min_prefix_tokens:
             return need
-        takes_ms = known.n_tokens * self._context.model.prompt_ms_per_token
-        return replace(
-            need,
-            prefix_key=known.key,
-            prefix_tokens=known.n_tokens,
-            is_slow=takes_ms > self._context.settings.max_silence * 1000,
-        )
+        need = replace(need, prefix_key=known.key, prefix_tokens=known.n_tokens)
+        if head := await self._head(ticket, known):
+            need = replace(need, head_key=head.key, head_tokens=head.n_tokens)
+        takes_ms = max(need.prefix_tokens, need.head_tokens) * self._context.model.prompt_ms_per_token
+        return replace(need, is_slow=takes_ms > self._context.settings.max_silence * 1000)
+
+    async def _head(self, ticket: Ticket, base: ExactPrefix) -> ExactPrefix | None:
+        """The head, where it is worth a checkpoint of its own: the model can't go back to its end by itself."""
+        visit, model = ticket.visit, self._context.model
+        if not self._context.store.is_on or not model.able.restores or model.able.rolls_back or base.chat_body:
+            return None
+        found = model.recall(visit.head, date.today())
+        if found is None and visit.request is not None and visit.prefix is not None:
+            tokens = await exact_head(model.client, visit.request, visit.prefix, visit.auth)
+            found = self._remember(visit.head, tokens, base)
+        return found if found is not None and found.n_tokens >= base.n_tokens + HEAD_TOKENS else None
+
+    def _remember(self, name: str, tokens: tuple[int, ...], base: ExactPrefix | None = None) -> ExactPrefix | None:
+        model = self._context.model
+        if model.identity is None:
+            return None
+        identity = model.identity
+        key = checkpoint_key(identity_text(identity), identity.lora, identity.server_id, tokens)
+        found = ExactPrefix(key, array("i", tokens), len(tokens), date.today())
+        if base is not None:
+            found = replace(found, base_key=base.key, base_tokens=base.n_tokens)
+        model.remember(name, found)
+        return found
 
     async def _render(self, ticket: Ticket) -> ExactPrefix | None:
         visit, model = ticket.visit, self._context.model
@@ -76,18 +99,16 @@ class Needs:
             model.renders = False
             self._context.report.trouble("cannot_render", f"{error}: prefixes are warmed by chat request instead")
             return self._unrendered(visit.request, visit.prefix, visit.rendering)
-        identity = model.identity
-        key = checkpoint_key(identity_text(identity), identity.lora, identity.server_id, rendered.tokens)
-        found = ExactPrefix(key, array("i", rendered.tokens), len(rendered.tokens), date.today())
-        model.remember(visit.rendering, found)
         ticket.n_rendered = rendered.n_real
-        return found
+        return self._remember(visit.rendering, rendered.tokens)
 
     def _unrendered(self, request: ChatRequest, prefix: StablePrefix, rendering: str) -> ExactPrefix | None:
         model = self._context.model
         if not model.able.rolls_back:
             return None
         n_tokens = len(prefix.text) // CHARACTERS_PER_TOKEN
-        found = ExactPrefix(f"chat-{rendering[:16]}", array("i"), n_tokens, date.today(), chat_shaped(request, prefix))
+        found = ExactPrefix(
+            f"chat-{rendering[:16]}", array("i"), n_tokens, date.today(), chat_body=chat_shaped(request, prefix)
+        )
         model.remember(rendering, found)
         return found

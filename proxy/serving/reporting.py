@@ -10,6 +10,24 @@ from collections.abc import Sequence
 from proxy.llama.client import SlotFile, Warmed
 from proxy.logs import SaidOnce, get_logger
 from proxy.request.fingerprint import shown
+from proxy.serving.events import (
+    CheckpointRestored,
+    CheckpointSaved,
+    CheckpointsDeleted,
+    CheckpointUnfit,
+    CheckpointVerified,
+    ClaimFailed,
+    Event,
+    Left,
+    Listener,
+    Proceeded,
+    ServerMet,
+    Settled,
+    SlotCopied,
+    SlotPredicted,
+    Troubled,
+    WarmedUp,
+)
 from proxy.serving.model import Model
 from proxy.serving.ticket import Ticket
 from proxy.slots.capabilities import Capabilities
@@ -23,9 +41,22 @@ class Reporter:
 
     def __init__(self) -> None:
         self._said = SaidOnce()
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Have all that happens from now on told to one more listener."""
+        self._listeners.append(listener)
+
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception as error:
+                log.error("listener_failed", error=type(error).__name__, exc_info=error)
 
     def met(self, model: Model) -> None:
         """A server process was met for the first time."""
+        self._tell(ServerMet(model))
         told = model.process
         if told is not None:
             words = f"server: {told.total_slots} slot(s) of {told.n_ctx} tokens, {told.build or 'unknown build'}"
@@ -52,14 +83,13 @@ class Reporter:
         elif plan.source is Source.WARM_UP:
             log.info("miss", line="no checkpoint → cold build", **fields)
 
-    def warming(self, ticket: Ticket, slot: int) -> None:
+    def warming(self, n_tokens: int, slot: int) -> None:
         """A warm-up starts."""
-        log.info(
-            "warming", line=f"cache=MISS → warming slot={slot} (cold)", slot=slot, n_tokens=ticket.need.prefix_tokens
-        )
+        log.info("warming", line=f"cache=MISS → warming slot={slot} (cold)", slot=slot, n_tokens=n_tokens)
 
     def warmed(self, slot: int, told: Warmed) -> None:
         """A warm-up has ended well."""
+        self._tell(WarmedUp(told.prompt_n))
         words = f"warm-up done: HTTP 200 prompt_n={told.prompt_n} cache_n={told.cache_n}"
         log.info(
             "warmed", line=words, slot=slot, prompt_n=told.prompt_n, cache_n=told.cache_n, prompt_ms=told.prompt_ms
@@ -67,6 +97,7 @@ class Reporter:
 
     def saved(self, name: str, told: SlotFile) -> None:
         """A checkpoint was saved."""
+        self._tell(CheckpointSaved(name))
         log.info(
             "saved",
             line=f"SAVED {name}: n_saved={told.n_tokens}",
@@ -77,6 +108,7 @@ class Reporter:
 
     def restored(self, name: str, told: SlotFile, slot: int) -> None:
         """A checkpoint was restored."""
+        self._tell(CheckpointRestored(name))
         log.info(
             "restored",
             line=f"RESTORE {name}: n_restored={told.n_tokens}",
@@ -87,17 +119,20 @@ class Reporter:
 
     def verified(self, name: str, cache_n: int, n_tokens: int, off_by: float | None) -> None:
         """A restored checkpoint was verified."""
+        self._tell(CheckpointVerified(name))
         moved = "no log-probabilities recorded" if off_by is None else f"log-probabilities within {off_by:.1e}"
         words = f"RESTORE verified: cache_n={cache_n} of {n_tokens}, {moved}"
         log.info("verified", line=words, file=name, cache_n=cache_n, n_tokens=n_tokens, off_by=off_by)
 
     def unfit(self, name: str, verdict: str, detail: str) -> None:
         """A checkpoint can't be handed to the server."""
+        self._tell(CheckpointUnfit(name, verdict))
         words = f"{name} is not restored: {verdict}{f' ({detail})' if detail else ''} → cold build"
         log.warning("unfit", line=words, file=name, verdict=verdict, detail=detail)
 
     def cleaned(self, keys: Sequence[str]) -> None:
         """Checkpoints were deleted."""
+        self._tell(CheckpointsDeleted(len(keys)))
         log.info("cleaned", line=f"cleaned up {len(keys)} checkpoint(s): {' '.join(keys[:8])}", n_deleted=len(keys))
 
     def probed(self, able: Capabilities) -> None:
@@ -108,6 +143,7 @@ class Reporter:
 
     def proceeding(self, ticket: Ticket) -> None:
         """The request is forwarded now."""
+        self._tell(Proceeded(ticket))
         plan = ticket.plan
         words = f"normal request proceeding (source={plan.source})"
         if plan.source is Source.NONE:
@@ -116,6 +152,7 @@ class Reporter:
 
     def settled(self, ticket: Ticket, model: Model, method: str = "POST") -> None:
         """The canonical line of a request."""
+        self._tell(Settled(ticket, model.prompt_ms_per_token))
         figures, plan = ticket.figures, ticket.plan
         tokens = figures.prompt_tokens if figures else None
         cached = figures.cache_n if figures else None
@@ -146,13 +183,25 @@ class Reporter:
             first_byte_ms=round(ticket.first_byte_ms, 1),
         )
 
+    def left(self, ticket: Ticket) -> None:
+        """The request has gone its way; said by nobody, since an answered one has its canonical line."""
+        self._tell(Left(ticket))
+
+    def copied(self, slot: int, *, has_worked: bool = True) -> None:
+        """A slot's content is in the server's host memory now, or could not be brought there."""
+        self._tell(SlotCopied(has_worked))
+        log.debug("copied", slot=slot, has_worked=has_worked)
+
     def predicted(self, ticket: Ticket, slot: int) -> None:
         """A request landed in a slot; was it the one that was prepared?"""
+        if ticket.plan.slot is not None:
+            self._tell(SlotPredicted(ticket.plan.slot == slot))
         if ticket.plan.slot not in (None, slot):
             self.trouble("mispredicted", f"the server chose slot {slot}, not {ticket.plan.slot} as expected")
 
     def claim_failed(self, ticket: Ticket, reason: str) -> None:
         """Less was reused than was claimed."""
+        self._tell(ClaimFailed(str(ticket.plan.source)))
         cached = ticket.figures.cache_n if ticket.figures else None
         self.trouble(
             f"claim:{ticket.plan.source}",
@@ -170,6 +219,7 @@ class Reporter:
 
     def trouble(self, reason: str, words: str) -> None:
         """Something does not work as it could; said once per reason."""
+        self._tell(Troubled(reason, words))
         held_back = self._said.due(reason, time.monotonic())
         if held_back is not None:
             more = f" ({held_back} more since)" if held_back else ""
@@ -177,9 +227,11 @@ class Reporter:
 
     def bug(self, error: BaseException) -> None:
         """An error of ours, whose request went on all the same."""
+        words = f"unexpected {type(error).__name__}; requests go on unprepared"
+        self._tell(Troubled(f"bug:{type(error).__name__}", words, is_bug=True))
         held_back = self._said.due(f"bug:{type(error).__name__}", time.monotonic())
         if held_back is not None:
-            log.error("bug", line=f"unexpected {type(error).__name__}; requests go on unprepared", exc_info=error)
+            log.error("bug", line=words, exc_info=error)
 
 
 _YES_NO = {True: "yes", False: "no", None: "not known"}

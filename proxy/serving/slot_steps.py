@@ -20,7 +20,12 @@ class SlotSteps:
     async def copy(self, slot: int, auth: Auth) -> None:
         """Copy a slot's content to host memory."""
         model, limit = self._context.model, self._context.settings.warm_timeout
-        await model.client.copy(slot, auth, limit)
+        try:
+            await model.client.copy(slot, auth, limit)
+        except ControlFailed:
+            self._context.report.copied(slot, has_worked=False)
+            raise
+        self._context.report.copied(slot)
         belief = model.ledger.slots[slot]
         model.ledger.copied(belief.holds)
         await self.seen_again(slot, auth)

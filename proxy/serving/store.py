@@ -1,44 +1,38 @@
-"""The running proxy's way to its checkpoints: which may be handed to the server, how a new one becomes one of them.
+"""The running proxy's way to its checkpoints: what there is, which may be handed to the server, what came of it.
 
-Owns the index, the slot directory (where it can be seen) and what was learned about files since the start: which are
-useless on this server process, which could not be saved and are left alone for a while. All that blocks runs in a
-thread. Nothing is handed over that is not proven, as far as it can be seen from here.
+Nothing is handed over that is not proven, as far as it can be seen from here. All that blocks runs in a thread.
 
-Counterparts: `checkpoints` has the records and the files, `executor` makes the calls to the server.
+Counterparts: `checkpoints` has the records and the files, `saving` makes new ones, `housekeeping` deletes,
+`checkpoint_steps` makes the calls to the server.
 """
 
 import asyncio
-import itertools
-import os
-import shutil
 import time
 from array import array
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.checkpoints import cleanup, slot_directory
+from proxy.checkpoints import slot_directory
 from proxy.checkpoints.index import Index
 from proxy.checkpoints.inspection import Expected, FileVerdict, Inspection, inspect
-from proxy.checkpoints.key import final_name, temporary_name
+from proxy.checkpoints.key import final_name, is_key
 from proxy.checkpoints.marks import Mark, forget, left_over_marks, set_mark
 from proxy.checkpoints.record import Checkpoint
-from proxy.llama.client import SlotFile
 from proxy.request.fingerprint import ModelIdentity
+from proxy.serving.housekeeping import Housekeeping
 from proxy.serving.reporting import Reporter
+from proxy.serving.saving import Saving
+from proxy.serving.shelf import Shelf, identity_text
 from proxy.settings import Settings
 from proxy.slots.planner import Disk
 
-SAVE_BACK_OFF_S = 600.0
-"""After a failed save the same checkpoint isn't tried again for this long."""
+__all__ = ["Store", "identity_text"]
+
 MAX_STRIKES = 3
-_serials = itertools.count(1)
-
-
-def identity_text(identity: ModelIdentity) -> str:
-    """Which weights, as it goes into a checkpoint's key."""
-    settled = identity.settled()
-    return f"{settled.file}|{settled.meta}|{settled.model_path}"
+SAME_REQUEST_S = 1.0
+FLUSH_S = 60.0
+"""How long what was learned of uses may be only in memory."""
 
 
 class Store:
@@ -47,14 +41,14 @@ class Store:
     def __init__(self, settings: Settings, reporter: Reporter) -> None:
         self.settings = settings
         self.report = reporter
-        self.index: Index | None = None
-        self.in_use: set[str] = set()
-        """Keys of files that the server is reading or writing."""
-        self.current = ""
-        self._useless: set[str] = set()
-        """Keys that failed on this server process."""
-        self._not_before: dict[str, float] = {}
-        self._busy = asyncio.Lock()
+        self.shelf = Shelf(settings, reporter)
+        self.saving = Saving(self.shelf)
+        self._housekeeping = Housekeeping(self.shelf)
+
+    @property
+    def index(self) -> Index | None:
+        """All checkpoints; None with persistence off."""
+        return self.shelf.index
 
     @property
     def is_on(self) -> bool:
@@ -64,14 +58,15 @@ class Store:
     @property
     def directory(self) -> Path | None:
         """The server's slot directory as seen from here."""
-        return self.settings.slot_dir
+        return self.shelf.directory
 
     async def open(self) -> None:
         """Read the index; what is wrong with it is said, and nothing else is affected."""
         if not self.settings.persist:
             return
-        self.index = await asyncio.to_thread(Index.open, self.settings.dir, time.time())
-        for note in self.index.notes:
+        index = await asyncio.to_thread(Index.open, self.settings.dir, time.time())
+        self.shelf.index = index
+        for note in index.notes:
             self.report.trouble(f"index:{note}", f"{self.settings.dir / 'index.json'}: {note}")
         if self.directory is None:
             self.report.trouble(
@@ -86,8 +81,8 @@ class Store:
 
     async def met(self, marker: str) -> None:
         """A server process was met: nothing is useless yet, and a restore that nobody saw the end of is judged."""
-        self._useless.clear()
-        if not self.is_on or self.index is None or not self.index.is_owner:
+        self.shelf.begin_process()
+        if not self.shelf.is_owner:
             return
         for mark in await asyncio.to_thread(left_over_marks, self.settings.dir):
             if mark.server != marker:
@@ -95,26 +90,43 @@ class Store:
                 await self.put_aside(mark.key)
             await asyncio.to_thread(forget, mark)
 
-    # What can be done
+    # What there is
 
     def disk(self, key: str) -> Disk:
         """What checkpoints can do for a prefix; no I/O."""
-        if not self.is_on or self.index is None or not key:
+        # A prefix whose tokens are not known has another kind of key: what a file holds of it could not be proven.
+        if not self.is_on or not is_key(key):
             return Disk()
-        record = self.index.get(key)
-        usable = record is not None and key not in self._useless and record.strikes < MAX_STRIKES
-        may_save = self.index.is_owner and time.monotonic() >= self._not_before.get(key, 0.0)
-        return Disk(has_checkpoint=usable, may_save=may_save)
+        record = self.record(key)
+        is_usable = record is not None and self._is_usable(record)
+        return Disk(has_checkpoint=is_usable, may_save=not is_usable and self.saving.may_save(key))
+
+    def _is_usable(self, record: Checkpoint) -> bool:
+        key, shelf = record.key, self.shelf
+        if key in shelf.useless or key in shelf.suspects or record.strikes >= MAX_STRIKES:
+            return False
+        # On another server process there must be something to compare with.
+        return bool(record.logprobs) or record.verdict == "good" or key in shelf.made_here
 
     def record(self, key: str) -> Checkpoint | None:
         """What is known of a checkpoint."""
         return self.index.get(key) if self.index is not None else None
 
     def latest(self, identity: ModelIdentity) -> Checkpoint | None:
-        """The most recently used checkpoint of a model."""
+        """The most recently used checkpoint of a model; of those used by one request, what all folders share."""
         if not self.is_on or self.index is None:
             return None
-        return self.index.most_recent(identity_text(identity), identity.lora, identity.server_id)
+        whose = identity_text(identity), identity.lora, identity.server_id
+        newest = self.index.most_recent(*whose)
+        if newest is None:
+            return None
+        together = [
+            record
+            for record in self.index.records.values()
+            if (record.model, record.lora, record.server_id) == whose
+            and record.last_used_at >= newest.last_used_at - SAME_REQUEST_S
+        ]
+        return min(together, key=lambda record: record.n_tokens)
 
     # Restoring
 
@@ -138,24 +150,24 @@ class Store:
             if found.seal != record.seal:
                 self.index.put(replace(record, seal=found.seal, companion=found.companion))
             return path.name
-        await self._unfit(key, found)
+        await self._unfit(record, found)
         return None
 
-    async def _unfit(self, key: str, found: Inspection) -> None:
-        verdict = found.verdict
+    async def _unfit(self, record: Checkpoint, found: Inspection) -> None:
+        key, verdict = record.key, found.verdict
         self.report.unfit(final_name(key), verdict.value, found.detail)
-        self._useless.add(key)
-        if self.index is None or not self.index.is_owner:
+        self.shelf.useless.add(key)
+        if self.index is None or not self.shelf.is_owner:
             return
         if verdict is FileVerdict.MISSING:
             self.index.remove(key)
-        elif verdict.is_damage:
+        elif verdict.is_damage or (found.header and found.header.format_version != record.format_version != 0):
             await self.put_aside(key)
 
     async def put_aside(self, key: str) -> None:
         """Never hand this file over again: rename it, forget it."""
-        self._useless.add(key)
-        if self.index is None or not self.index.is_owner:
+        self.shelf.suspects.add(key)
+        if self.index is None or not self.shelf.is_owner:
             return
         self.index.remove(key)
         if self.directory is not None:
@@ -165,11 +177,11 @@ class Store:
 
     def useless(self, key: str) -> None:
         """Don't restore this one again on this server process."""
-        self._useless.add(key)
+        self.shelf.useless.add(key)
 
     def struck(self, key: str, verdict: str) -> None:
         """A checkpoint failed its verification."""
-        self._useless.add(key)
+        self.shelf.useless.add(key)
         if self.index is not None and (record := self.index.get(key)) is not None:
             self.index.put(record.struck(verdict))
 
@@ -181,7 +193,7 @@ class Store:
 
     def used(self, key: str, fingerprint: str) -> None:
         """A request was served from this checkpoint's tokens."""
-        self.current = key
+        self.shelf.is_current(key)
         if self.index is not None and (record := self.index.get(key)) is not None:
             self.index.put(record.used(time.time()).pointed_at(fingerprint))
 
@@ -192,152 +204,28 @@ class Store:
         except OSError:
             return None
 
-    # Saving
-
-    def refusal(self, identity: ModelIdentity, n_tokens: int) -> str | None:
-        """Why a checkpoint of this many tokens is not saved now (one `statvfs`)."""
-        if self.directory is None:
-            return None
-        try:
-            usage = shutil.disk_usage(self.directory)
-        except OSError as error:
-            return f"slot_dir: {error.strerror}"
-        return cleanup.room_for(
-            free_bytes=usage.free,
-            total_bytes=usage.total,
-            expected_bytes=self._expected_bytes(identity, n_tokens),
-            max_bytes=self._max_bytes,
-        )
-
-    def begin_save(self, key: str) -> str:
-        """The name that the server is told to write to."""
-        self.in_use.add(key)
-        if self.directory is not None:
-            return temporary_name(key, os.getpid(), next(_serials))
-        # Written straight over what may be there, so what is known of that ends here.
-        if self.index is not None:
-            self.index.remove(key)
-        return final_name(key)
-
-    async def finish_save(
-        self, key: str, name: str, told: SlotFile, tokens: "array[int]", identity: ModelIdentity, build: str
-    ) -> str | None:
-        """Check what was written and make it a checkpoint; returns why it is none."""
-        found = Inspection(FileVerdict.WHOLE)
-        if told.n_tokens != len(tokens):
-            return f"n_saved={told.n_tokens}, not {len(tokens)}"
-        if self.directory is not None:
-            path = self.directory / name
-            expected = Expected(tokens=tokens, size_bytes=told.n_bytes, check_companion=False)
-            found = await asyncio.to_thread(inspect, path, expected)
-            if found.verdict is not FileVerdict.WHOLE:
-                return f"{found.verdict.value} {found.detail}".strip()
-            try:
-                await asyncio.to_thread(slot_directory.promote, path, self.directory / final_name(key), time.time())
-            except OSError as error:
-                return error.strerror or "rename"
-        now = time.time()
-        record = Checkpoint(
-            key=key,
-            model_id=identity.model_id,
-            model=identity_text(identity),
-            lora=identity.lora,
-            server_id=identity.server_id,
-            n_tokens=len(tokens),
-            size_bytes=told.n_bytes,
-            created_at=now,
-            last_used_at=now,
-            seal=found.seal,
-            companion=found.companion,
-            format_version=found.header.format_version if found.header else 0,
-            build=build,
-        )
-        if self.index is not None:
-            self.index.put(record)
-        self._useless.discard(key)
-        return None
-
-    async def give_up_save(self, key: str, name: str) -> None:
-        """A save failed: away with the fragment, and not again for a while."""
-        self._not_before[key] = time.monotonic() + SAVE_BACK_OFF_S
-        if self.directory is not None:
-            with suppress(OSError):
-                await asyncio.to_thread(slot_directory.discard, self.directory / name)
-
-    def end_save(self, key: str) -> None:
-        """The server no longer writes this file."""
-        self.in_use.discard(key)
-
-    async def forget_probe(self, name: str) -> None:
-        """Remove what the probe wrote, where it can be seen."""
-        if self.directory is not None:
-            with suppress(OSError):
-                await asyncio.to_thread(slot_directory.discard, self.directory / name)
-
     # Housekeeping
+
+    async def forget_probe(self, name: str) -> int | None:
+        """Remove what the probe wrote, where it can be seen; returns the format version that this server writes."""
+        return await self.saving.discard(name)
 
     async def flush(self) -> None:
         """Write the index."""
-        if self.index is None:
-            return
-        failure = await asyncio.to_thread(self.index.flush)
-        if failure:
-            self.report.trouble("index_not_written", f"{self.settings.dir / 'index.json'} can't be written: {failure}")
+        await self.shelf.flush()
+
+    async def flush_when_due(self) -> None:
+        """Write the index if that was long ago: uses are worth a write a minute, not one each."""
+        if self.index is not None and self.index.is_dirty and time.monotonic() - self.shelf.flushed_at >= FLUSH_S:
+            await self.flush()
+
+    async def delete(self, key: str) -> str | None:
+        """Delete one checkpoint because a person wants it gone; returns why not."""
+        refusal = await self._housekeeping.delete(key)
+        await self.flush()
+        return refusal
 
     async def clean_up(self) -> None:
         """Delete what the limits say; says nothing where there is nothing to do."""
-        index, directory = self.index, self.directory
-        if index is None or directory is None or self._refuses_cleanup(index):
-            return
-        async with self._busy:
-            limits = cleanup.Limits(self.settings.ttl_days, self.settings.keep_recent, self._max_bytes)
-            last_used = {key: record.last_used_at for key, record in index.records.items()}
-            protected = frozenset({self.current, *self.in_use})
-            try:
-                gone = await asyncio.to_thread(_clean, directory, last_used, limits, protected)
-            except OSError as error:
-                self.report.trouble("cleanup", f"{directory} can't be cleaned up: {error.strerror}")
-                return
-            for key in gone:
-                index.remove(key)
-            if gone:
-                self.report.cleaned(gone)
-            await self.flush()
-
-    def _refuses_cleanup(self, index: Index) -> bool:
-        return bool(
-            cleanup.refusal(
-                is_persisting=self.settings.persist,
-                has_slot_dir=self.directory is not None,
-                is_wanted=self.settings.cleanup,
-                is_index_trusted=index.is_trusted,
-                is_owner=index.is_owner,
-            )
-        )
-
-    @property
-    def _max_bytes(self) -> int:
-        return int(self.settings.max_gb * 1e9)
-
-    def _expected_bytes(self, identity: ModelIdentity, n_tokens: int) -> int:
-        """From the latest file of the same model; 0 where there is none."""
-        known = self.latest(identity)
-        return known.size_bytes * n_tokens // known.n_tokens if known and known.n_tokens else 0
-
-
-def _clean(
-    directory: Path, last_used: dict[str, float], limits: cleanup.Limits, protected: frozenset[str]
-) -> list[str]:
-    """Scan, plan, delete (blocking); returns the keys whose checkpoint is gone."""
-    files = slot_directory.scan(directory)
-    going = cleanup.plan_cleanup(
-        files,
-        last_used,
-        now=time.time(),
-        limits=limits,
-        current=protected,
-        in_use=protected,
-        live_pids=slot_directory.live_pids(files),
-    )
-    slot_directory.delete(directory, going)
-    return cleanup.keys_without_file(slot_directory.scan(directory), last_used)
+        await self._housekeeping.clean_up()
+        await self.flush()

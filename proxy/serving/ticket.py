@@ -40,6 +40,8 @@ class Ticket:
         """How long it waits for work of ours at most."""
         self.ours_ms = 0.0
         """Milliseconds that the request waited for work of ours."""
+        self.queued_ms = 0.0
+        """Of these, those before it was admitted: the server had no slot left."""
         self.n_rendered = 0
         """Tokens of its own rendering, where it was rendered for this very request."""
         self.status = 0
@@ -49,6 +51,8 @@ class Ticket:
         self.is_reclaimed = False
         """Its slot was given to others while the client still reads."""
         self.first_byte_ms = 0.0
+        self.first_token_ms = 0.0
+        """From its arrival to the first piece of its answer; headers come as soon as it has got a slot."""
         self.figures: Figures | None = None
         self.failed_with_error = False
         self.seen: Look | None = None
@@ -60,6 +64,10 @@ class Ticket:
 
     def __repr__(self) -> str:
         return f"<Ticket {self.number} {self.plan.source} slot={self.slot} settled={self._is_settled}>"
+
+    def admitted(self) -> None:
+        """It may have a slot."""
+        self.queued_ms = (time.monotonic() - self.arrived) * 1000
 
     def prepared(self) -> None:
         """Everything of ours that the request waited for is done."""
@@ -75,6 +83,8 @@ class Ticket:
 
     def passed(self, data: bytes) -> None:
         """A piece of the answer passes."""
+        if not self.first_token_ms:
+            self.first_token_ms = (time.monotonic() - self.arrived) * 1000
         if self._reader is not None:
             self._reader.feed(data)
 

@@ -10,7 +10,7 @@ from proxy.request.body import ChatRequest, Unreadable, read_chat
 from proxy.request.conversation import chain, has_assistant_turns, inputs_key, message_sizes
 from proxy.request.fingerprint import client_version
 from proxy.request.prefix import NoPrefix, StablePrefix, stable_prefix
-from proxy.request.rendering import rendering_key
+from proxy.request.rendering import head_key, rendering_key
 from proxy.settings import Settings
 
 AUTH_HEADERS = ("Authorization", "X-Api-Key")
@@ -32,6 +32,9 @@ class Visit:
     sizes: tuple[int, ...] = ()
     rendering: str = ""
     """Under what the exact prefix is remembered; "" without a stable prefix."""
+
+    head: str = ""
+    """Under what the head is remembered."""
 
     @property
     def model(self) -> str:
@@ -64,6 +67,7 @@ def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> V
         chain=chain(request, inputs_key(request)),
         sizes=message_sizes(request),
         rendering=rendering_key(request, found) if found else "",
+        head=head_key(request, found) if found else "",
     )
 
 

@@ -30,10 +30,13 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Exactly the tokens of an exact prefix."""
+    """Exactly the tokens of an exact prefix, or of a head."""
 
     key: str
     n_tokens: int
+    base_key: str = ""
+    """Of a head: the exact prefix that it begins with."""
+    base_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Talk:
     is_marked: bool = False
     """Whether the slot stood exactly at the prefix's end on the way: then the server may go back there (an
     in-memory checkpoint), also where it can't roll back freely."""
+    head_key: str = ""
+    head_tokens: int = 0
 
 
 Holding = Nothing | Unknown | Prefix | Talk
@@ -72,6 +77,10 @@ class Need:
     slots: int = 1
     is_slow: bool = False
     """Whether prefilling the prefix would take longer than a client waits for us."""
+    head_key: str = ""
+    """The head: all that requests of this folder begin with (the whole system text, tools that follow it). Wanted only
+    where it is much longer than the exact prefix and the model can't roll back to its end by itself."""
+    head_tokens: int = 0
 
     @property
     def n_tokens(self) -> int:
@@ -88,6 +97,11 @@ def continues_talk(need: Need, holding: Holding) -> bool:
     )
 
 
+def repeats_talk(need: Need, holding: Holding) -> bool:
+    """Whether the request is the one that this conversation ended with, sent again."""
+    return isinstance(holding, Talk) and len(holding.chain) > 0 and holding.chain == need.chain
+
+
 def share(need: Need, holding: Holding) -> int | None:
     """Tokens that the request and the holding begin with alike; None where nobody knows."""
     match holding:
@@ -96,7 +110,9 @@ def share(need: Need, holding: Holding) -> int | None:
         case Unknown():
             return None
         case Prefix(key, n_tokens):
-            return n_tokens if key and key == need.prefix_key else 0
+            if key and key in (need.prefix_key, need.head_key):
+                return n_tokens
+            return holding.base_tokens if need.prefix_key and holding.base_key == need.prefix_key else 0
         case Talk():
             return _shared_with_talk(need, holding)
 
@@ -106,5 +122,6 @@ def _shared_with_talk(need: Need, talk: Talk) -> int:
     if alike == len(talk.chain):
         return talk.n_tokens if len(need.chain) > alike else talk.n_prompt
     floor = talk.prefix_tokens if talk.prefix_key and talk.prefix_key == need.prefix_key else 0
+    floor = talk.head_tokens if talk.head_key and talk.head_key == need.head_key else floor
     total = sum(talk.sizes) or 1
     return max(floor, talk.n_prompt * sum(talk.sizes[:alike]) // total)

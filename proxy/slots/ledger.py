@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, continues_talk
+from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk
 
 MAX_COPIES = 256
 """Host-memory entries remembered; older ones are the first that the server evicts, too."""
@@ -106,7 +106,7 @@ class Ledger:
                 is_foreign = has_run and look.slot not in mine
                 is_passed = newest > _task_number(look)
                 # A slot that never ran anything shows no length after a restore either, nor what happened since.
-                tells = look.task is not None or not isinstance(belief.holds, Prefix) or bool(begun - {look.slot})
+                tells = bool(begun) or look.task is not None or not isinstance(belief.holds, Prefix)
                 if tells and self._judge(belief, look, is_foreign=is_foreign, is_passed=is_passed):
                     surprised.append(look.slot)
             is_unexplained = look.is_busy and not belief.lease
@@ -204,7 +204,7 @@ class Ledger:
 
     def longest_copy(self, need: Need) -> Talk | None:
         """The copied conversation that the request continues, if there is one."""
-        found = [talk for talk in self.copies.values() if continues_talk(need, talk)]
+        found = [talk for talk in self.copies.values() if continues_talk(need, talk) or repeats_talk(need, talk)]
         return max(found, key=lambda talk: len(talk.chain), default=None)
 
 

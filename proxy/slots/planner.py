@@ -12,7 +12,7 @@ choose badly. Three properties of the server carry all of it (each tried on the 
 The cases are numbered; the numbers stand again at the branches.
 
  1. several answers at once (`n` > 1) or no idle slot: forward.
- 2. an idle slot holds the conversation that the request continues: forward (`continue`).
+ 2. an idle slot holds the conversation that the request continues or repeats: forward (`continue`).
  3. host memory has that conversation: copy and clear the slots that the server would choose instead (`resume`).
  4. not everything since the server's start was seen, and the request is the first one or in mid-conversation: what it
     needs may be anywhere. Forward; its answer teaches.
@@ -30,14 +30,19 @@ The cases are numbered; the numbers stand again at the branches.
     Forward; a warm-up would take it just the same.
 14. else prefill it (`warm-up`), save it where that is wanted, forward.
 
+Where a model can't roll back, sessions of one folder share more than the exact prefix: the head. It is treated like the
+exact prefix, one level deeper: 7 and 9 look for it first, and where it is not there yet, 7, 9 and 14 end with
+prefilling and saving it on top of the exact prefix. The request would have prefilled these tokens anyway.
+
 Wherever a request is forwarded unprepared (5, 6, 10 to 12), a conversation that it would overwrite is copied first.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from proxy.request.conversation import shared_messages
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, share
+from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
 from proxy.slots.prediction import SIMILARITY, choose
@@ -46,6 +51,13 @@ CHECKPOINT_SLACK = 2100
 """Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
 default is 512; this much is right up to `-ub 2048`."""
 
+CHECKPOINT_STEP = 8192
+"""Every so many tokens a server leaves an in-memory checkpoint in a conversation (`--checkpoint-min-step`): one that is
+edited far behind the prefix is gone back in better by the server itself."""
+LAST_TURN = 2
+"""Messages that a turn adds, an answer and a question: a server keeps an in-memory checkpoint at the end of the turn
+before, and goes back there when the last question is edited."""
+
 
 @dataclass(frozen=True, slots=True)
 class Disk:
@@ -53,6 +65,9 @@ class Disk:
 
     has_checkpoint: bool = False
     may_save: bool = False
+    has_head: bool = False
+    """The same for the head."""
+    may_save_head: bool = False
 
 
 def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), only_slot: int | None = None) -> Plan:
@@ -61,7 +76,9 @@ def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), on
     if need.slots > 1 or not idle:
         return nothing("several_answers" if need.slots > 1 else "no_idle_slot")  # 1
     if held := _holder(need, idle):
-        return Plan(Source.CONTINUE, "slot_holds_conversation", slot=held.slot)  # 2
+        choice = choose(need, idle)
+        slot = choice.slot if choice and choice.shared >= (share(need, held.holds) or 0) else held.slot
+        return Plan(Source.CONTINUE, "slot_holds_conversation", slot=slot)  # 2
     return _confined(_prepare(need, ledger, idle, able, disk), only_slot)
 
 
@@ -87,27 +104,46 @@ def _prepare(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capab
 
 
 def _give_prefix(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk) -> Plan:
-    if bare := _bare(need, idle, able):  # 7
-        return Plan(Source.HIT, "slot_holds_prefix", _aside(need, bare, idle, able), need.prefix_tokens, bare.slot)
-    can_restore = disk.has_checkpoint and able.restores is not False and able.acts_on_slots is not False
+    acts = able.restores is not False and able.acts_on_slots is not False
+    head = (Warm(need.head_key), Save(need.head_key)) if _wants_head(need, able, disk) else ()
+    for key in filter(None, (need.head_key, need.prefix_key)):  # 7
+        if bare := _bare(key, need, idle, able):
+            aside = _aside(need, bare, idle, able)
+            return _with_head(Plan(Source.HIT, "slot_holds_prefix", aside, bare.holds.n_tokens, bare.slot), head, need)
     native = _native(need, idle, able)
+    can_restore = acts and (disk.has_checkpoint or disk.has_head)
     if native and (native.expected_cache_n >= need.prefix_tokens or not can_restore):  # 8
         return native
-    if can_restore and (restore := _restore(need, idle, able)):  # 9
+    if acts and disk.has_head and (restore := _restore(need.head_key, need.head_tokens, need, idle, able)):  # 9
         return restore
+    if acts and disk.has_checkpoint and (restore := _restore(need.prefix_key, need.prefix_tokens, need, idle, able)):
+        return _with_head(restore, head, need)
     if _is_busy_with_prefix(need, ledger):  # 10
         return _unprepared("prefix_in_busy_slot", need, idle, able)
     if need.has_past:  # 11
         return _unprepared("mid_conversation", need, idle, able)
     if need.is_slow:  # 12
         return _unprepared("built_when_idle", need, idle, able)
-    may_save = disk.may_save and able.acts_on_slots is not False and able.restores is not False
+    may_save = disk.may_save and acts
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
     if copy is not None and not may_save:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), _reach(need, copy, able))
     save: tuple[Step, ...] = (Save(need.prefix_key),) if may_save else ()
     aside = _copies([b for b in idle if isinstance(b.holds, Unknown | Talk)], able)
-    return Plan(Source.WARM_UP, "no_checkpoint", (*aside, Warm(need.prefix_key), *save), need.prefix_tokens)  # 14
+    steps = (*aside, Warm(need.prefix_key), *save)
+    return _with_head(Plan(Source.WARM_UP, "no_checkpoint", steps, need.prefix_tokens), head, need)  # 14
+
+
+def _wants_head(need: Need, able: Capabilities, disk: Disk) -> bool:
+    is_due = bool(need.head_key) and not need.has_past and not need.is_slow
+    can_save = disk.may_save_head and bool(able.restores) and able.acts_on_slots is not False
+    return is_due and can_save and not disk.has_head
+
+
+def _with_head(wanted: Plan, head: tuple[Step, ...], need: Need) -> Plan:
+    if not head or wanted.expected_cache_n >= need.head_tokens:
+        return wanted
+    return replace(wanted, steps=(*wanted.steps, *head), expected_cache_n=need.head_tokens)
 
 
 def _unprepared(reason: str, need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan:
@@ -118,13 +154,27 @@ def _unprepared(reason: str, need: Need, idle: Sequence[SlotBelief], able: Capab
 
 
 def _holder(need: Need, idle: Sequence[SlotBelief]) -> SlotBelief | None:
-    held = [b for b in idle if continues_talk(need, b.holds)]
+    held = [b for b in idle if continues_talk(need, b.holds) or repeats_talk(need, b.holds)]
     return max(held, key=lambda b: len(b.holds.chain) if isinstance(b.holds, Talk) else 0, default=None)
 
 
-def _bare(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> SlotBelief | None:
-    """A slot that holds exactly the prefix and that the server will choose, once others are out of the way."""
-    bare = next((b for b in idle if isinstance(b.holds, Prefix) and b.holds.key == need.prefix_key), None)
+def shield(need: Need, made: Plan, ledger: Ledger, able: Capabilities) -> Copy | None:
+    """A last step for a plan that was made while others run.
+
+    A slot that the server frees between planning and the request's arrival may share its beginning, would be chosen and
+    overwritten. Where a task empties the idle slots, one more copy moves such a slot's content to host memory.
+    """
+    busy = [b for b in ledger.slots if b.lease and share(need, b.holds) != 0]
+    if not busy or not able.clears_idle or not able.keeps_copies or made.source in (Source.CONTINUE, Source.NONE):
+        return None
+    empty = next((b.slot for b in ledger.idle() if isinstance(b.holds, Nothing)), None)
+    aim = made.slot if made.slot is not None else empty
+    return Copy(aim) if aim is not None else None
+
+
+def _bare(key: str, need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> SlotBelief | None:
+    """A slot that holds exactly this prefix and that the server will choose, once others are out of the way."""
+    bare = next((b for b in idle if isinstance(b.holds, Prefix) and b.holds.key == key), None)
     if bare is None or able.keeps_copies:
         return bare
     choice = choose(need, idle)
@@ -179,10 +229,14 @@ def _reach(need: Need, talk: Talk, able: Capabilities) -> int:
         return 0
     if able.rolls_back:
         return need.prefix_tokens
+    alike = shared_messages(need.chain, talk.chain)
+    is_last_turn = alike > 1 and alike >= len(talk.chain) - LAST_TURN
+    if is_last_turn or (share(need, talk) or 0) >= need.prefix_tokens + CHECKPOINT_STEP:
+        return need.prefix_tokens
     return max(1, need.prefix_tokens - CHECKPOINT_SLACK) if talk.is_marked else 0
 
 
-def _restore(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
+def _restore(key: str, n_tokens: int, need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
     target = min(idle, key=lambda b: (0 if isinstance(b.holds, Nothing) else b.last_used + 1, b.slot))
     sharing = [b for b in idle if b is not target and share(need, b.holds) != 0]
     if able.clears_idle and able.keeps_copies:
@@ -193,8 +247,7 @@ def _restore(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan
         return None  # the server may choose one of those: it would be overwritten, and the restore in vain
     else:
         steps = ()
-    steps = (*steps, Restore(target.slot, need.prefix_key))
-    return Plan(Source.RESTORE, "checkpoint_on_disk", steps, need.prefix_tokens, target.slot)
+    return Plan(Source.RESTORE, "checkpoint_on_disk", (*steps, Restore(target.slot, key)), n_tokens, target.slot)
 
 
 def _is_busy_with_prefix(need: Need, ledger: Ledger) -> bool:

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Need, Nothing, Unknown
+from proxy.slots.holding import Holding, Need, Nothing, Prefix, Unknown, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Warm
 from proxy.slots.planner import CHECKPOINT_SLACK, Disk, plan
@@ -66,9 +66,46 @@ def test_a_busy_holder_is_no_holder() -> None:
     assert Source.CONTINUE is not plan(need("abc", has_past=True), made, ABLE).source
 
 
-def test_a_retry_continues_nothing() -> None:
-    """Equal length is a retry or an edit: the slot would have to go back."""
-    assert Source.CONTINUE is not plan(need("ab"), ledger(talk("ab")), ABLE).source
+def test_a_retry_goes_where_its_prompt_is() -> None:
+    """The same messages again: the slot that holds them is left as it is, on every kind of model, checkpoint or not."""
+    for able in (ABLE, NO_ROLLBACK):
+        told = plan(need("ab", has_past=True), ledger(Nothing(), talk("ab")), able, SAVED)
+        assert (Source.CONTINUE, (), 1) == (told.source, told.steps, told.slot)
+
+
+def test_an_edit_of_the_last_message_is_no_retry() -> None:
+    """Equal length with another end: the slot would have to go back."""
+    assert Source.CONTINUE is not plan(need("ac"), ledger(talk("ab")), ABLE).source
+
+
+HEADED = replace(FIRST, head_key="H", head_tokens=95)
+HEAD_DISK = Disk(has_checkpoint=True, may_save=True, may_save_head=True)
+
+
+def test_a_head_is_restored_rather_than_the_exact_prefix() -> None:
+    """Sessions of one folder share more; where that has a checkpoint, it is the one to take."""
+    told = plan(HEADED, ledger(Nothing()), NO_ROLLBACK, replace(HEAD_DISK, has_head=True))
+    assert ((Restore(0, "H"),), 95) == (told.steps, told.expected_cache_n)
+
+
+def test_a_new_head_is_built_on_top_of_the_exact_prefix() -> None:
+    """Restore the prefix, prefill the rest of the head, save it: nothing is prefilled that the request would not."""
+    told = plan(HEADED, ledger(Nothing()), NO_ROLLBACK, HEAD_DISK)
+    assert ((Restore(0, "P"), Warm("H"), Save("H")), 95) == (told.steps, told.expected_cache_n)
+
+
+@pytest.mark.parametrize("asked", [replace(HEADED, has_past=True), replace(HEADED, is_slow=True)], ids=["past", "slow"])
+def test_no_head_is_built_in_mid_conversation_or_where_it_takes_too_long(asked: Need) -> None:
+    """Only first requests of a session build one."""
+    assert (Restore(0, "P"),) == plan(asked, ledger(Nothing()), NO_ROLLBACK, HEAD_DISK).steps
+
+
+def test_a_slot_with_the_head_is_a_hit() -> None:
+    """And one with the head of another folder still gives its exact prefix, which both begin with."""
+    head = Prefix("H", 95, "P", PREFIX_TOKENS)
+    told = plan(HEADED, ledger(head), NO_ROLLBACK, HEAD_DISK)
+    assert (Source.HIT, (), 95) == (told.source, told.steps, told.expected_cache_n)
+    assert PREFIX_TOKENS == share(replace(HEADED, head_key="other"), head)
 
 
 # --- 3: resume -----------------------------------------------------------------------------------------------------
@@ -221,16 +258,16 @@ def test_a_dense_model_goes_back_to_the_prefix_in_a_slot_that_was_copied() -> No
 
 def test_a_hybrid_model_goes_back_to_a_mark_where_nothing_better_can_be_had() -> None:
     """Reuse up to the last in-memory checkpoint before the prefix's end; a restore gives all of it."""
-    long = replace(FIRST, prefix_tokens=2000)
-    marked = replace(talk("xy", is_marked=True), n_prompt=3000, n_tokens=3000, prefix_tokens=2000)
+    long = replace(FIRST, prefix_tokens=5000)
+    marked = replace(talk("xy", is_marked=True), n_prompt=6000, n_tokens=6000, prefix_tokens=5000)
     told = plan(long, ledger(marked), NO_ROLLBACK)
-    assert (Source.HIT, 2000 - CHECKPOINT_SLACK) == (told.source, told.expected_cache_n)
+    assert (Source.HIT, 5000 - CHECKPOINT_SLACK) == (told.source, told.expected_cache_n)
     assert Source.RESTORE is plan(long, ledger(marked), NO_ROLLBACK, SAVED).source
 
 
-@pytest.mark.parametrize("held", [talk("xy"), talk("xy", is_marked=True), talk("xy", is_whole=False)], ids=repr)
+@pytest.mark.parametrize("held", [talk("xy"), talk("xy", is_whole=False)], ids=["unmarked", "cut off"])
 def test_no_claim_on_what_a_hybrid_model_can_not_go_back_to(held: Holding) -> None:
-    """No mark, a prefix too short for one, or an answer cut off."""
+    """No mark, or an answer cut off."""
     assert Source.HIT is not plan(FIRST, ledger(held), NO_ROLLBACK).source
 
 

@@ -1,0 +1,129 @@
+"""Housekeeping while the proxy runs: delete what the limits say, never what somebody is about to use.
+
+What may go is decided by `checkpoints.cleanup` from one look at the directory; this owns the order of things. Between
+the decision and the first deletion a file may have been chosen for a restore, so it is asked once more, on the event
+loop, and what still goes leaves the index in the same breath: from then on nobody chooses it.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from proxy.checkpoints import cleanup, slot_directory
+from proxy.checkpoints.cleanup import FileSeen
+from proxy.checkpoints.index import Index
+from proxy.checkpoints.key import FileKind, parse_name
+from proxy.serving.saving import SAVE_BACK_OFF_S
+from proxy.serving.shelf import Shelf
+
+
+class Housekeeping:
+    """Cleans up, one clean-up at a time."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._busy = asyncio.Lock()
+
+    async def clean_up(self) -> None:
+        """Delete what the limits say; says nothing where there is nothing to do."""
+        index, directory = self._shelf.index, self._shelf.directory
+        if index is None or directory is None or self._refuses(index):
+            return
+        async with self._busy:
+            try:
+                await self._clean(index, directory)
+            except OSError as error:
+                self._shelf.report.trouble("cleanup", f"{directory} can't be cleaned up: {error.strerror}")
+
+    async def delete(self, key: str) -> str | None:
+        """Delete one checkpoint because a person wants it gone; returns why not."""
+        index, directory = self._shelf.index, self._shelf.directory
+        if index is None:
+            return "persistence_off"
+        if not index.is_owner:
+            return "directory_of_another_proxy"
+        if index.get(key) is None:
+            return "unknown"
+        async with self._busy:
+            if key in self._shelf.in_use:
+                return "in_use"
+            index.remove(key)
+            if directory is None:
+                return "only_forgotten"  # the file is somewhere that can't be seen from here
+            try:
+                await asyncio.to_thread(_delete_one, directory, key)
+            except OSError:
+                return "only_forgotten"
+        self._shelf.report.cleaned([key])
+        return None
+
+    async def _clean(self, index: Index, directory: Path) -> None:
+        shelf, settings = self._shelf, self._shelf.settings
+        limits = cleanup.Limits(settings.ttl_days, settings.keep_recent, shelf.max_bytes)
+        used = {key: record.last_used_at for key, record in index.records.items()}
+        planned = await asyncio.to_thread(_plan, directory, used, limits, shelf.protected)
+        going = [file for file in planned if _key(file) not in shelf.protected]
+        records = {key: index.get(key) for key in map(_key, going) if key in used and _is_checkpoint(key, going)}
+        for key in records:
+            index.remove(key)
+            shelf.not_before[key] = time.monotonic() + SAVE_BACK_OFF_S
+        left = await asyncio.to_thread(_delete, directory, going)
+        missing = set(cleanup.keys_without_file(left, used))
+        for key, record in records.items():
+            if record is not None and key not in missing and index.get(key) is None:
+                index.put(record)  # it changed under our eyes and was left
+        # A directory that shows nothing at all may just not be mounted yet.
+        gone = [key for key in missing if key in records or (left and key not in shelf.protected)]
+        for key in gone:
+            index.remove(key)
+        if gone:
+            shelf.report.cleaned(gone)
+
+    def _refuses(self, index: Index) -> bool:
+        settings = self._shelf.settings
+        return bool(
+            cleanup.refusal(
+                is_persisting=settings.persist,
+                has_slot_dir=self._shelf.directory is not None,
+                is_wanted=settings.cleanup,
+                is_index_trusted=index.is_trusted,
+                is_owner=index.is_owner,
+            )
+        )
+
+
+def _key(file: FileSeen) -> str:
+    own = parse_name(file.name)
+    return own.key if own and own.kind is not FileKind.BAD else ""
+
+
+def _is_checkpoint(key: str, files: Sequence[FileSeen]) -> bool:
+    names = [own for file in files if (own := parse_name(file.name)) is not None]
+    return any(own.key == key and own.kind is FileKind.FINAL and not own.is_companion for own in names)
+
+
+def _delete_one(directory: Path, key: str) -> None:
+    names = {file: parse_name(file.name) for file in slot_directory.scan(directory)}
+    going = [file for file, own in names.items() if own and own.key == key and own.kind is FileKind.FINAL]
+    slot_directory.delete(directory, going)
+
+
+def _plan(
+    directory: Path, last_used: Mapping[str, float], limits: cleanup.Limits, protected: frozenset[str]
+) -> list[FileSeen]:
+    files = slot_directory.scan(directory)
+    return cleanup.plan_cleanup(
+        files,
+        last_used,
+        now=time.time(),
+        limits=limits,
+        current=protected,
+        in_use=protected,
+        live_pids=slot_directory.live_pids(files),
+    )
+
+
+def _delete(directory: Path, going: Sequence[FileSeen]) -> list[FileSeen]:
+    slot_directory.delete(directory, going)
+    return slot_directory.scan(directory)

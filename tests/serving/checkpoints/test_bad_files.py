@@ -1,0 +1,311 @@
+"""A file that is not what was saved never reaches the server: the request is served cold, and the next one is built."""
+
+import asyncio
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.checkpoints import inspection
+from proxy.checkpoints.index_file import write_index
+from proxy.checkpoints.inspection import seal_of
+from proxy.checkpoints.key import FileKind
+from proxy.checkpoints.state_file import FIXED_BYTES
+from proxy.demo.servers import LlamaServer
+from proxy.serving.store import Store
+from tests.conftest import StartLlama
+from tests.serving.checkpoints.persisting import (
+    DENSE,
+    EXACT,
+    HYBRID,
+    QUIET,
+    Calls,
+    Place,
+    calls,
+    crash,
+    place,
+    reasons,
+    saved,
+    told,
+    unwatched,
+)
+from tests.serving.running import Answer, Running, ask_directly, distance, sessions
+
+__all__ = ["calls", "place", "unwatched"]
+
+pytestmark = pytest.mark.usefixtures("unwatched")
+
+Spoil = Callable[[Path], None]
+TOKENS = 600
+PROBES = 1
+"""Restores that each server start costs, however bad a file is."""
+
+
+def cut(share: float, extra: int = 0) -> Spoil:
+    """Cut a file to this share of its size, and so many bytes more or less."""
+
+    def spoil(path: Path) -> None:
+        os.truncate(path, int(path.stat().st_size * share) + extra)
+
+    return spoil
+
+
+def flip(share: float, extra: int = 0) -> Spoil:
+    """Turn one byte around, there."""
+
+    def spoil(path: Path) -> None:
+        raw = bytearray(path.read_bytes())
+        raw[int((len(raw) - 1) * share) + extra] ^= 0xFF
+        path.write_bytes(raw)
+
+    return spoil
+
+
+def as_link(path: Path) -> None:
+    target = path.parent.parent / "elsewhere.bin"
+    path.rename(target)
+    path.symlink_to(target)
+
+
+def as_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES: dict[str, Spoil] = {
+    "cut-to-1": cut(0, 1),
+    "cut-in-head": cut(0, FIXED_BYTES - 1),
+    "cut-in-tokens": cut(0, 400),
+    "cut-to-half": cut(0.5),
+    "cut-by-64": cut(1, -64),
+    "cut-by-16": cut(1, -16),
+    "cut-by-1": cut(1, -1),
+    "flip-magic": flip(0),
+    "flip-version": flip(0, 4),
+    "flip-count": flip(0, 8),
+    "flip-token": flip(0, 400),
+    "flip-after-tokens": flip(0.1),
+    "flip-middle": flip(0.5),
+    "flip-last": flip(1),
+    "empty": empty,
+    "symlink": as_link,
+    "directory": as_directory,
+}
+
+
+async def started(start: StartLlama, place: Place, *flags: str) -> tuple[LlamaServer, Answer]:
+    """A server with one checkpoint of a proxy that has ended, killed and started again; and a cold answer of it."""
+    server = place.start(start, DENSE, *EXACT, "-np", "1", *flags)
+    (cold,) = await ask_directly(server, {**told("/new", tokens=TOKENS), "cache_prompt": False})
+    crash(server)
+    async with place.proxy(server) as proxied:
+        await proxied.ask(sessions("/old", tokens=TOKENS)[0])
+    crash(server)
+    return server, cold
+
+
+async def ask_new(proxied: Running) -> Answer:
+    return await proxied.ask(told("/new", tokens=TOKENS))
+
+
+async def recovers(place: Place, server: LlamaServer) -> bool:
+    """After one more restart the new checkpoint is restored, and nothing is left lying about."""
+    crash(server)
+    async with place.proxy(server) as proxied:
+        await ask_new(proxied)
+        return ["restore"] == proxied.sources and place.is_clean()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_file_is_put_aside_unread(
+    start_llama: StartLlama, place: Place, calls: Calls, damage: str
+) -> None:
+    """It is renamed, never given to the server, and built anew; the request gets the answer of a cold server."""
+    server, cold = await started(start_llama, place)
+    pid, before = server.pid, calls.restores
+    DAMAGES[damage](place.checkpoint)
+    async with place.proxy(server) as proxied:
+        answer = await ask_new(proxied)
+        assert ["warm-up"] == proxied.sources
+    assert QUIET > distance(cold, answer)
+    assert (pid, True) == (server.pid, server.is_running)
+    assert 0 == calls.restores - before - PROBES
+    assert 1 == len(place.files(FileKind.BAD))
+    assert await recovers(place, server)
+
+
+async def test_a_symlinks_target_is_left_alone(start_llama: StartLlama, place: Place) -> None:
+    """What somebody linked to under our name is not ours: neither read nor written nor removed."""
+    server, _ = await started(start_llama, place)
+    as_link(place.checkpoint)
+    target = place.home / "elsewhere.bin"
+    before = target.read_bytes()
+    async with place.proxy(server, ttl_days=0, keep_recent=0) as proxied:
+        await ask_new(proxied)
+    assert before == target.read_bytes()
+    assert place.checkpoint.is_file()
+    assert not place.checkpoint.is_symlink()
+
+
+async def test_a_file_of_another_model_is_put_aside(start_llama: StartLlama, place: Place, tmp_path: Path) -> None:
+    """The state of a hybrid model under the name of a dense one's is found out here, not by the server."""
+    server, cold = await started(start_llama, place)
+    other = Place(tmp_path / "other")
+    stranger = other.start(start_llama, HYBRID, "-np", "1")
+    path = await saved(other, stranger)
+    stranger.kill()
+    shutil.copy(path, place.checkpoint)
+    async with place.proxy(server) as proxied:
+        answer = await ask_new(proxied)
+        assert ["warm-up"] == proxied.sources
+    assert QUIET > distance(cold, answer)
+    assert 1 == len(place.files(FileKind.BAD))
+    assert await recovers(place, server)
+
+
+async def of_other_weights(start: StartLlama, home: Path) -> Path:
+    """The checkpoint of the same prefix by a model of the same shape."""
+    other = Place(home)
+    stranger = other.start(start, DENSE, *EXACT, "-np", "1", seed=8)
+    async with other.proxy(stranger) as proxied:
+        await proxied.ask(sessions("/old", tokens=TOKENS)[0])
+    stranger.kill()
+    return other.checkpoint
+
+
+@pytest.mark.parametrize("sees", [True, False], ids=["slot-dir", "no-slot-dir"])
+async def test_a_file_of_other_weights_answers_nobody(
+    start_llama: StartLlama, place: Place, tmp_path: Path, sees: bool
+) -> None:
+    """The server takes it without a word: where the file can be seen its bytes tell, else the log-probabilities do."""
+    server, cold = await started(start_llama, place)
+    shutil.copy(await of_other_weights(start_llama, tmp_path / "other"), place.checkpoint)
+    async with place.proxy(server, slot_dir=place.slots if sees else None) as proxied:
+        answer = await ask_new(proxied)
+        assert ["warm-up"] == proxied.sources
+    assert QUIET > distance(cold, answer)
+    assert await recovers(place, server)
+
+
+async def test_other_weights_behind_the_same_path_have_a_key_of_their_own(
+    start_llama: StartLlama, place: Place, tmp_path: Path
+) -> None:
+    """A model file that was replaced is another model: cold build, and the old checkpoint stays what it is."""
+    model = tmp_path / "model.gguf"
+    server, _ = await started(start_llama, place)
+    shutil.copy(server.model, model)
+    server.restart(model=model)
+    async with place.proxy(server) as proxied:
+        await ask_new(proxied)
+    stranger = start_llama("dense", seed=8)
+    stranger.kill()
+    shutil.copy(stranger.model, model)
+    server.restart(model=model)
+    async with place.proxy(server) as proxied:
+        await ask_new(proxied)
+        assert ["warm-up"] == proxied.sources
+    assert 3 == len(place.files())
+
+
+async def test_a_server_with_other_rope_settings_gets_its_own_state(start_llama: StartLlama, place: Place) -> None:
+    """Restored with full reuse and wrong: the log-probabilities of the save tell, and the file is made anew."""
+    server, _ = await started(start_llama, place)
+    rope = ("--rope-freq-base", "1000000")
+    crash(server, *rope)
+    (cold,) = await ask_directly(server, {**told("/new", tokens=TOKENS), "cache_prompt": False})
+    crash(server, *rope)
+    async with place.proxy(server) as proxied:
+        answer = await ask_new(proxied)
+        assert ["warm-up"] == proxied.sources
+    assert QUIET > distance(cold, answer)
+    crash(server, *rope)
+    async with place.proxy(server) as proxied:
+        again = await ask_new(proxied)
+        assert ["restore"] == proxied.sources
+    assert QUIET > distance(cold, again)
+
+
+async def test_a_file_of_another_format_is_told_and_built_once(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """A build that writes another version is not given the old one's file."""
+    server, cold = await started(start_llama, place)
+    raw, path = bytearray(place.checkpoint.read_bytes()), place.checkpoint
+    raw[4:8] = struct.pack("<I", 1)
+    path.write_bytes(raw)
+    (record,) = place.known().records
+    index = place.index / "index.json"
+    index.write_bytes(write_index([replace(record, format_version=1, seal=seal_of(path))]))
+    before = calls.restores
+    async with place.proxy(server) as proxied:
+        answer = await ask_new(proxied)
+        assert ["warm-up"] == proxied.sources
+    assert 0 == calls.restores - before - PROBES
+    assert QUIET > distance(cold, answer)
+    assert not place.files(FileKind.BAD)
+    assert await recovers(place, server)
+
+
+async def test_an_unreadable_file_is_not_restored(
+    start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can't be read can't be proven; it is left where it is until there is a new one."""
+    server, cold = await started(start_llama, place)
+    path, really_open = place.checkpoint, os.open
+
+    def refuse(name: Path, *told: int) -> int:
+        if Path(name) == path:
+            raise PermissionError(13, "Permission denied")
+        return really_open(name, *told)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inspection.os, "open", refuse)
+        async with place.proxy(server) as proxied:
+            answer = await ask_new(proxied)
+            assert ["warm-up"] == proxied.sources
+    assert QUIET > distance(cold, answer)
+    assert not place.files(FileKind.BAD)
+    assert await recovers(place, server)
+
+
+async def test_a_file_deleted_between_check_and_use_costs_one_attempt(
+    start_llama: StartLlama, place: Place, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's refusal is taken for an answer; the prefix is built anew."""
+    server, cold = await started(start_llama, place)
+    before, mark, path = calls.restores, Store.mark, place.checkpoint
+
+    async def delete(store: Store, *told: str) -> object:
+        await asyncio.to_thread(path.unlink)
+        return await mark(store, *told)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "mark", delete)
+        async with place.proxy(server) as proxied:
+            answer = await ask_new(proxied)
+            assert ["warm-up"] == proxied.sources
+            assert ["restore_failed"] == reasons(proxied, ["restore"])
+    assert 1 == calls.restores - before - PROBES
+    assert QUIET > distance(cold, answer)
+    assert await recovers(place, server)
+
+
+async def test_a_file_deleted_behind_our_back_costs_no_attempt(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """Where the directory is visible, a file that is gone is noticed before the server is asked for it."""
+    server, _ = await started(start_llama, place)
+    place.checkpoint.unlink()
+    before = calls.restores
+    async with place.proxy(server) as proxied:
+        await ask_new(proxied)
+    assert 0 == calls.restores - before - PROBES
+    assert await recovers(place, server)
