@@ -4,8 +4,8 @@
 #   make test          the tests, with a real llama-server; ARGS="-k name" and so on go to pytest
 #   make test-pi       the real Pi through the proxy (installs it from npm)
 #   make test-newer    the tests with a newer llama-server (compiles it, some ten minutes the first time)
-#   make bench-prefill how many prompt tokens conversations cost, directly and through the proxy (ARGS="--short"; all: an hour)
-#   make bench-restart the time to the first token after a restart of the server
+#   make bench-prefill what conversations cost in prompt tokens, directly and proxied (ARGS=--short; all: hours)
+#   make bench-restart time to the first token after a restart of the server
 #   make lint          formatting, lint, types
 #   make clean         away with .venv and what the tools left
 #

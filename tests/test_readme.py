@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
 
-SAYS_WHY = {"nothing", "_unprepared", "Plan", "PlanBroken", "Unreadable"}
+SAYS_WHY = {"nothing", "_unprepared", "Plan", "PlanBroken", "Unreadable", "NoPrefix"}
 """What is called with a reason that ends up in a request's line."""
 LISTS_WHY = {"_barred"}
 """What returns one."""

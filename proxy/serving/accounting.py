@@ -46,7 +46,7 @@ class Accounting:
 
     def enter(self, ticket: Ticket, looks: list[Look]) -> None:
         """Beliefs after a request, from its own figures; a look tells the slot where that is not known yet."""
-        model, ledger = self._context.model, self._context.model.ledger
+        ledger = self._context.model.ledger
         if ticket.slot is None and len(ledger.slots) == 1:
             self.take_slot(ticket, 0)
         if ticket.slot is None:
@@ -54,25 +54,31 @@ class Accounting:
             if len(changed) == 1:
                 self.take_slot(ticket, changed[0])
         ledger.release(ticket.number)
-        figures = ticket.figures
+        if ticket.status == HTTPStatus.OK:
+            ledger.may_be_hot = False
         if ticket.slot is not None and ticket.status == HTTPStatus.OK and not ticket.is_reclaimed:
             ledger.hold(ticket.slot, self._outcome(ticket, looks))
         self._context.observe(looks, () if ticket.slot is None else (ticket.slot,))
-        if figures is None:
-            return
+        if ticket.figures is not None:
+            self._learn(ticket, ticket.figures)
+
+    def _learn(self, ticket: Ticket, figures: Figures) -> None:
+        """What the figures say of our rendering and of what was claimed."""
         self._learn_rate(ticket)
-        if ticket.n_rendered and figures.prompt_tokens not in (None, ticket.n_rendered):
-            model.renders = False
+        is_comparable = ticket.n_rendered > 0 and ticket.visit.is_text
+        if is_comparable and figures.prompt_tokens not in (None, ticket.n_rendered):
+            self._context.model.renders = False
             self._context.report.trouble(
                 "rendering", f"/apply-template gives {ticket.n_rendered} tokens, the answer {figures.prompt_tokens}"
             )
         verdict = judge(ticket.plan, figures.cache_n)
         if not verdict.is_kept:
             self._claim_failed(ticket, verdict.reason)
-        elif (figures.cache_n or 0) >= ticket.need.prefix_tokens > 0:
-            self._context.store.used(ticket.need.prefix_key, shown(ticket.fingerprint))
-            if (figures.cache_n or 0) >= ticket.need.head_tokens > 0:
-                self._context.store.used(ticket.need.head_key, shown(ticket.fingerprint))
+            return
+        need, name = ticket.need, shown(ticket.fingerprint)
+        for key, n_tokens in ((need.prefix_key, need.prefix_tokens), (need.head_key, need.head_tokens)):
+            if (figures.cache_n or 0) >= n_tokens > 0:
+                self._context.store.used(key, name)
 
     def _outcome(self, ticket: Ticket, looks: Iterable[Look]) -> Talk | Unknown:
         figures, need, visit = ticket.figures, ticket.need, ticket.visit

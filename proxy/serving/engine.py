@@ -28,10 +28,10 @@ from proxy.serving.store import Store
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit
 from proxy.settings import Settings
-from proxy.slots.holding import Need, Unknown
+from proxy.slots.holding import Unknown
 from proxy.slots.ledger import Look
-from proxy.slots.plan import Source, nothing
-from proxy.slots.planner import Disk, plan, shield
+from proxy.slots.plan import Plan, Source, nothing
+from proxy.slots.planner import plan, shield
 
 MAX_PLANS = 4
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
@@ -108,25 +108,18 @@ class Engine:
         model = self.model
         if model.settling:
             await asyncio.wait(model.settling)
-        has_looked = await self.acquaintance.glance(ticket.visit.auth)
+        has_looked = await self._look(ticket)
         self.needs.identify(ticket)
         if model.process is None:
             return
-        if model.wants_probe:
-            await self.acquaintance.probe(ticket.visit.auth)
         ticket.need = await self.needs.of(ticket)
-        only = None if self.settings.slot == "auto" else self.settings.slot
         for _ in range(MAX_PLANS):
-            ticket.plan = plan(ticket.need, model.ledger, model.able, self._disk(ticket.need), only)
+            ticket.plan = self._plan(ticket)
             if ticket.plan.source is not Source.CONTINUE and not has_looked:
                 # Beliefs are about to be acted on, and a server can be restarted within a second.
-                has_looked = await self.acquaintance.glance(ticket.visit.auth, is_needed=True)
-                if model.wants_probe:
-                    await self.acquaintance.probe(ticket.visit.auth)
+                has_looked = await self._look(ticket, is_needed=True)
                 continue
             self.report.planned(ticket)
-            if ticket.plan.reason == "built_when_idle":
-                model.to_build[ticket.visit.rendering] = ticket.plan.reason
             try:
                 await self.executor.carry_out(ticket)
             except PlanAgain:
@@ -136,10 +129,23 @@ class Engine:
             return
         ticket.plan = nothing("no_plan_worked")
 
-    def _disk(self, need: Need) -> Disk:
-        head = self.store.disk(need.head_key)
-        whole = self.store.disk(need.prefix_key)
-        return replace(whole, has_head=head.has_checkpoint, may_save_head=head.may_save)
+    async def _look(self, ticket: Ticket, *, is_needed: bool = False) -> bool:
+        """Look whether the server is still the same, and probe one that has just started."""
+        has_looked = await self.acquaintance.glance(ticket.visit.auth, is_needed=is_needed)
+        if self.model.wants_probe:
+            await self.acquaintance.probe(ticket.visit.auth)
+        return has_looked
+
+    def _plan(self, ticket: Ticket) -> Plan:
+        model, need = self.model, ticket.need
+        head, whole = self.store.disk(need.head_key), self.store.disk(need.prefix_key)
+        disk = replace(whole, has_head=head.has_checkpoint, may_save_head=head.may_save)
+        only = None if self.settings.slot == "auto" else self.settings.slot
+        made = plan(need, model.ledger, model.able, disk, only)
+        if made.reason == "built_when_idle":
+            model.to_build[ticket.visit.rendering] = made.reason
+        # Why there is no prefix the request itself tells best.
+        return replace(made, reason=ticket.visit.reason) if made.reason == "no_prefix" and ticket.visit.reason else made
 
     async def _explain(self, ticket: Ticket) -> None:
         """Only what is needed for a log line."""

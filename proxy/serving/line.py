@@ -25,7 +25,7 @@ def cut(transport: asyncio.BaseTransport | None) -> None:
         return
     sock = transport.get_extra_info("socket")
     if sock is not None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
     cast("asyncio.Transport", transport).abort()
 

@@ -94,8 +94,11 @@ class Store:
 
     def disk(self, key: str) -> Disk:
         """What checkpoints can do for a prefix; no I/O."""
-        # A prefix whose tokens are not known has another kind of key: what a file holds of it could not be proven.
-        if not self.is_on or not is_key(key):
+        if not self.is_on or not key:
+            return Disk()
+        if not is_key(key):
+            # A prefix whose tokens are not known has another kind of key: what a file holds of it can't be proven.
+            self.report.trouble("inexact_prefix", "no checkpoint is saved of a prefix that the server can't render")
             return Disk()
         record = self.record(key)
         is_usable = record is not None and self._is_usable(record)

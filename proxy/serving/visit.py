@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from proxy.request.body import ChatRequest, Unreadable, read_chat
 from proxy.request.conversation import chain, has_assistant_turns, inputs_key, message_sizes
 from proxy.request.fingerprint import client_version
-from proxy.request.prefix import NoPrefix, StablePrefix, stable_prefix
+from proxy.request.prefix import NoPrefix, StablePrefix, joined_text, stable_prefix
 from proxy.request.rendering import head_key, rendering_key
 from proxy.settings import Settings
 
@@ -40,6 +40,13 @@ class Visit:
     def model(self) -> str:
         """The model's name in the request."""
         return self.request.model if self.request else ""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether all messages are text: pictures and sounds take tokens that a rendering does not show."""
+        messages = self.request.messages if self.request else ()
+        contents = [message.get("content") for message in messages]
+        return all(content is None or joined_text(content) is not None for content in contents)
 
     @property
     def has_past(self) -> bool:

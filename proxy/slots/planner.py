@@ -238,7 +238,10 @@ def _reach(need: Need, talk: Talk, able: Capabilities) -> int:
 
 def _restore(key: str, n_tokens: int, need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
     target = min(idle, key=lambda b: (0 if isinstance(b.holds, Nothing) else b.last_used + 1, b.slot))
-    sharing = [b for b in idle if b is not target and share(need, b.holds) != 0]
+    sharing = [b for b in idle if share(need, b.holds) != 0]
+    if len(sharing) == 1 and not able.keeps_copies:
+        target = sharing[0]  # the server would choose it and overwrite it in any case
+    sharing = [b for b in sharing if b is not target]
     if able.clears_idle and able.keeps_copies:
         steps: tuple[Step, ...] = (Copy(target.slot),) if any(not isinstance(b.holds, Nothing) for b in idle) else ()
     elif able.keeps_copies:

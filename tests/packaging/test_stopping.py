@@ -18,8 +18,8 @@ N_CLIENTS = 4
 N_TOKENS = 200
 
 
-def _body(folder: str, n_tokens: int = N_TOKENS) -> dict[str, object]:
-    return {**session(folder, prefix_tokens=600, max_tokens=n_tokens), "temperature": 0, "ignore_eos": True}
+def _body(folder: str, n_tokens: int = N_TOKENS, prefix_tokens: int = 600) -> dict[str, object]:
+    return {**session(folder, prefix_tokens=prefix_tokens, max_tokens=n_tokens), "temperature": 0, "ignore_eos": True}
 
 
 async def _first_piece(client: aiohttp.ClientSession, base_url: str, folder: str, begun: asyncio.Event) -> bytes:
@@ -139,7 +139,9 @@ async def test_no_save_begins_after_term(start_llama: StartLlama, tmp_path: Path
     with Served(server.base_url, tmp_path, "--persist", "--slot-dir", str(slots)) as served:
         served.until("probed")
         async with talking() as client:
-            asked = asyncio.create_task(ask(client, served.base_url, _body("/work/a", n_tokens=4)))
+            # Long enough that the server is halted in the middle of it.
+            body = _body("/work/a", n_tokens=4, prefix_tokens=4000)
+            asked = asyncio.create_task(ask(client, served.base_url, body))
             await asyncio.to_thread(served.until, "warming")
             os.kill(server.pid, signal.SIGSTOP)
             try:

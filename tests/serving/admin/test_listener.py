@@ -135,7 +135,20 @@ async def test_the_status_is_as_its_schema_says(start_llama: StartLlama, tmp_pat
     assert ["hit", "warm-up"] == [one["source"] for one in told["requests"]]
     assert 1 == told["disk"]["checkpoints"] == len(told["checkpoints"])
     assert told["checkpoints"][0]["tokens"] == max(slot["prefix_tokens"] for slot in told["slots"])
-    assert "ready" == told["server"]["state"]
+    assert ("ready", server.model.name) == (told["server"]["state"], told["server"]["model"])
+    assert "/" not in orjson.dumps(told).decode().replace(told["proxy"]["upstream"], ""), "it shows a path"
+
+
+async def test_a_request_that_nobody_answered_is_shown_as_such() -> None:
+    """Told as over, and by nobody; nothing is left running."""
+    async with administered(NOWHERE) as proxy:
+        async with proxy.client.post(f"{proxy.base_url}/chat/completions", json=sessions("/a")[0]) as answer:
+            assert 502 == answer.status
+        told = (await proxy.look("/status")).json
+        assert ["unanswered"] == [one["outcome"] for one in told["requests"]]
+        assert {"running": 0, "waiting": 0} == told["queue"]
+        counted = 'pi_prefix_cache_requests_total{outcome="unanswered",source="none"} 1.0'
+        assert counted in (await proxy.look("/metrics")).text
 
 
 async def test_each_request_is_told_once_to_a_page_that_listens(start_llama: StartLlama) -> None:
@@ -167,7 +180,7 @@ async def test_pages_that_listen_do_not_hold_up_the_end() -> None:
             await events.content.readline()
             async with asyncio.timeout(5):
                 await proxy.proxy.admin.close()
-        events.close()
+                await events.content.read()  # raises where the stream was cut
 
 
 async def test_ten_thousand_requests_are_told_quickly() -> None:

@@ -30,6 +30,8 @@ class Relay:
     session: aiohttp.ClientSession
     port: int = 0
     stop_at: tuple[int, When] | None = None
+    missing: str = ""
+    """A path that this server does not have."""
     steps: list[str] = field(default_factory=list)
     """What was asked, in order."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,6 +58,8 @@ class Relay:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        if request.path == self.missing:
+            return web.json_response({"error": {"code": 404, "message": "File Not Found"}}, status=404)
         step = name_of(request, body)
         here = None
         if step:

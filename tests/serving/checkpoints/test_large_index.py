@@ -1,5 +1,6 @@
 """Ten thousand checkpoints in the index cost a request nothing that it would notice."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,7 @@ async def test_a_large_index_is_loaded_fast_and_asked_faster(tmp_path: Path) -> 
     keys = [f"{number:016x}" for number in range(N)]
     told = {"logprobs": tuple((token, -1.5) for token in range(5)), "fingerprints": ("a" * 16, "b" * 16)}
     (tmp_path / "index.json").write_bytes(write_index(checkpoint(key, **told) for key in keys))
-    assert LOADING_S > fastest(lambda: Index.open(tmp_path, 0.0).close(), times=3)
+    assert LOADING_S > await asyncio.to_thread(fastest, lambda: Index.open(tmp_path, 0.0).close(), times=3)
     store = await opened(tmp_path)
     assert N == len(store.index.records if store.index else ())
 
