@@ -13,7 +13,7 @@ STEPS = 12
 
 CORPUS: dict[int, tuple[str, str, str]] = {
     1: ("dense", "one", ""),
-    2: ("dense", "default", ""),
+    6: ("dense", "default", "a restore took the place of a conversation in host memory whose last message was edited"),
     3: ("hybrid", "one", "a restore took the place of a longer in-memory checkpoint when the last message was edited"),
     4: ("hybrid", "default", ""),
 }

@@ -138,7 +138,7 @@ def _build(binary: ServerBinary) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.prefill", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.prefill", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="short traces: minutes instead of an hour")
     parser.add_argument("--traces", type=_letters, default=list(TRACES), help=f"of {''.join(TRACES)}; default all")
     for name, known in (("kinds", tuple(KINDS)), ("flags", tuple(FLAGS)), ("ways", WAYS)):

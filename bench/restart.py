@@ -51,7 +51,7 @@ class Measured:
 
 def main() -> int:
     """Measure; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.restart", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.restart", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kinds", default="dense,hybrid", help=f"of {','.join(KINDS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--short", action="store_true", help="the shortest prefix only")

@@ -17,6 +17,9 @@ from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import choose
 from proxy.slots.verdict import judge
 
+TAKES_SOME_COPY = ("host_memory_begins_with_prefix", "host_memory_holds_edited_conversation")
+"""Plans that let the server take a conversation out of host memory; which one, only the server knows."""
+
 
 class Accounting:
     """Keeps the ledger of one context."""
@@ -33,13 +36,13 @@ class Accounting:
         if ticket.plan.slot is not None:
             self._context.report.predicted(ticket, slot)
         old = ledger.slots[slot].holds
-        if self._context.model.able.keeps_copies and choice and choice.slot == slot and not choice.overwrites:
+        if self._context.model.able.keeps_copies and choice and choice.slot == slot and choice.copies:
             ledger.copied(old)
         if continues_talk(ticket.need, old) and isinstance(old, Talk):
             ledger.taken(old)
         elif (copy := ledger.longest_copy(ticket.need)) is not None:
             ledger.taken(copy)
-        elif ticket.plan.reason == "host_memory_begins_with_prefix":
+        elif ticket.plan.reason in TAKES_SOME_COPY:
             ledger.taken_for(ticket.need.prefix_key)
         ledger.lease(slot, ticket.number)
         ticket.slot = slot

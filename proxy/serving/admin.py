@@ -2,7 +2,7 @@
 
 Owns its paths and what they answer; the main port has none of them. It never stands in the way of a request: what goes
 wrong here ends here, and a listener that can't or mustn't open is said and left closed. Counterparts: `access` decides
-who may ask, `status` and `metrics` what is told, the store and the lifecycle do what is wanted.
+who may ask, `snapshot` and `metrics` what is told, the store and the lifecycle do what is wanted.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ from proxy.serving.history import MAX_REQUESTS, History
 from proxy.serving.metrics import Metrics
 from proxy.serving.presence import Presence
 from proxy.serving.reporting import Reporter
-from proxy.serving.status import SHOWN_REQUESTS, disk_bytes, schema, status
+from proxy.serving.snapshot import SHOWN_REQUESTS, disk_bytes, snapshot
+from proxy.serving.status import schema
 from proxy.settings import Settings
 
 PAGE = Path(__file__).with_name("page.html")
@@ -193,7 +194,7 @@ class Admin:
     async def _show_status(self, request: web.Request) -> web.Response:
         limit = _count(request.query.get("requests", ""), SHOWN_REQUESTS)
         state = await self.presence.look()
-        return _json(status(self.engine, self.history, state, time.time(), limit=min(limit, MAX_REQUESTS)))
+        return _json(snapshot(self.engine, self.history, state, time.time(), limit=min(limit, MAX_REQUESTS)))
 
     async def _show_schema(self, _: web.Request) -> web.Response:
         return _json(await asyncio.to_thread(schema))
@@ -216,7 +217,9 @@ class Admin:
         number = 0
         while not self._is_closing:
             state, seen = await self.presence.look(TICK_S), self.history.changes
-            told = status(self.engine, self.history, state, time.time(), after=number, max_checkpoints=PAGE_CHECKPOINTS)
+            told = snapshot(
+                self.engine, self.history, state, time.time(), after=number, max_checkpoints=PAGE_CHECKPOINTS
+            )
             number = max([number, *(one.number for one in told.requests[:1])])
             await answer.write(b"data: " + orjson.dumps(told) + b"\n\n")
             await asyncio.sleep(MIN_GAP_S)

@@ -85,6 +85,8 @@ class Proxy:
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Stop listening, let answers end within the limit, stop."""
+        if self._engine is not None:
+            self._engine.wind_down()
         if self._listener is not None:
             await self._listener.close(drain_s)
         if self._admin is not None:

@@ -10,15 +10,19 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from proxy.checkpoints.key import final_name
+from proxy.checkpoints.record import Checkpoint
 from proxy.llama.client import ControlFailed, Warmed
+from proxy.serving.chat_checks import ChatChecks
 from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix
 from proxy.serving.saving import REFUSALS
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Nothing, Prefix, Unknown
+from proxy.slots.ledger import SlotBelief
 from proxy.slots.verdict import GOOD_SHARE
 
+NOT_TOLD = -1
 MAX_OFF_BY = 0.05
 """How far log-probabilities may be from those recorded at the save."""
 
@@ -29,6 +33,7 @@ class CheckpointSteps:
     def __init__(self, context: Context, steps: SlotSteps) -> None:
         self._context = context
         self._steps = steps
+        self._by_chat = ChatChecks(context)
 
     async def restore(self, ticket: Ticket, slot: int, key: str) -> None:
         """Prove the file, have the server read it, verify what it then holds (once per checkpoint and server start)."""
@@ -41,12 +46,13 @@ class CheckpointSteps:
             raise PlanAgain("context_too_small")
         # From before the look at it until the server has it: no clean-up takes it in between.
         with store.shelf.using(key):
-            name = await store.prove(key, prefix.tokens, model.able.format_version)
+            name = await store.prove(key, prefix.tokens or None, model.able.format_version)
             if name is None:
                 raise PlanAgain("checkpoint_not_fit")
             await self._read_file(ticket, slot, prefix, name)
             if key not in model.verified:
-                await self._verify(ticket, slot, prefix, name)
+                verify = self._verify_chat if prefix.chat_body else self._verify
+                await verify(ticket, slot, prefix, name)
 
     async def _read_file(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
         model, store, settings = self._context.model, self._context.store, self._context.settings
@@ -60,14 +66,19 @@ class CheckpointSteps:
         finally:
             if mark is not None:
                 await asyncio.to_thread(mark.clear)
-        if told.n_tokens != prefix.n_tokens:
+        if told.n_tokens != self._length(prefix):
             await store.put_aside(prefix.key)
             await self._steps.clear(slot, ticket.visit.auth)
             raise PlanAgain("other_tokens")
-        model.ledger.hold(slot, prefix.held(), has_run=False)
+        model.ledger.hold(slot, prefix.held(told.n_tokens), has_run=False)
         model.last_answer = time.monotonic()
         self._context.report.restored(name, told, slot)
         await self._steps.seen_again(slot, ticket.visit.auth)
+
+    def _length(self, prefix: ExactPrefix) -> int:
+        """Tokens of its file; of a prefix by chat only the record knows."""
+        record = self._context.store.record(prefix.key) if prefix.chat_body else None
+        return record.n_tokens if record else prefix.n_tokens
 
     async def _not_restored(self, key: str, error: ControlFailed) -> None:
         context = self._context
@@ -84,11 +95,25 @@ class CheckpointSteps:
             # One that the server is still at after so long may be what takes it down: not for ever again.
             context.store.struck(key, "not restored")
 
+    async def _verify_chat(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
+        context, model = self._context, self._context.model
+        if await self._by_chat.is_good(ticket, prefix, name, self._length(prefix)):
+            context.store.proven(prefix.key, {})
+            model.verified.add(prefix.key)
+            await self._steps.seen_again(slot, ticket.visit.auth)
+            return
+        context.store.struck(prefix.key, "not verified")
+        await self._steps.clear(slot, ticket.visit.auth)
+        raise PlanAgain("not_verified")
+
     async def _verify(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
         context, model = self._context, self._context.model
         warmed, logprobs = await self._look_beyond(ticket, prefix)
-        if warmed.slot != slot:
-            return  # it was answered from elsewhere and proves nothing; the request's own figures will
+        if warmed.slot not in (slot, NOT_TOLD):
+            # Answered from another slot, so nothing was proven of this one.
+            context.store.useless(prefix.key)
+            await self._steps.clear(slot, ticket.visit.auth)
+            raise PlanAgain("not_verified")
         record = context.store.record(prefix.key)
         off_by = _off_by(dict(record.logprobs) if record else {}, logprobs)
         if warmed.cache_n >= GOOD_SHARE * prefix.n_tokens and (off_by is None or off_by <= MAX_OFF_BY):
@@ -132,6 +157,8 @@ class CheckpointSteps:
     async def save(self, ticket: Ticket, key: str) -> None:
         """Write the prefix that a slot holds to a checkpoint; a failure costs the request nothing but the time."""
         context, model, store = self._context, self._context.model, self._context.store
+        if context.is_stopping:
+            return
         prefix = model.by_key(key)
         holder = next((b for b in model.ledger.idle() if isinstance(b.holds, Prefix) and b.holds.key == key), None)
         if holder is None or prefix is None or model.identity is None:
@@ -141,18 +168,19 @@ class CheckpointSteps:
             return
         with store.shelf.using(key):
             name = await store.saving.begin(key)
-            if await self._write_file(ticket, holder.slot, prefix, name):
+            if await self._write_file(ticket, holder, prefix, name):
                 await self._record_logprobs(ticket, holder.slot, prefix)
         context.tidy_up()
 
-    async def _write_file(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> bool:
+    async def _write_file(self, ticket: Ticket, holder: SlotBelief, prefix: ExactPrefix, name: str) -> bool:
         context, model, saving = self._context, self._context.model, self._context.store.saving
         build, identity = model.process.build if model.process else "", model.identity
+        n_tokens = holder.holds.n_tokens if prefix.chat_body else prefix.n_tokens
+        made: Checkpoint | str = "the model is not known"
         try:
-            told = await model.client.save(slot, name, ticket.visit.auth, context.settings.save_timeout)
-            made = (
-                await saving.finish(prefix.key, name, told, prefix.tokens, identity, build) if identity else "no model"
-            )
+            told = await model.client.save(holder.slot, name, ticket.visit.auth, context.settings.save_timeout)
+            if identity is not None:
+                made = await saving.finish(prefix.key, name, told, prefix.tokens or None, n_tokens, identity, build)
         except ControlFailed as error:
             made = str(error)
             if error.code == HTTPStatus.NOT_IMPLEMENTED:
@@ -177,6 +205,9 @@ class CheckpointSteps:
     async def _record_logprobs(self, ticket: Ticket, slot: int, prefix: ExactPrefix) -> None:
         """What the model says after the prefix, to be compared when the file is restored one day."""
         model, store = self._context.model, self._context.store
+        if prefix.chat_body:
+            store.proven(prefix.key, {})
+            return
         if not (model.able.rolls_back or model.able.restores):
             # The slot could not be brought back to the prefix; a restore on this same process will record them.
             return

@@ -29,6 +29,8 @@ class Context:
     report: Reporter
     store: Store
     model: Model
+    is_stopping: bool = False
+    """Running requests may end; nothing is saved any more."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def observe(self, looks: list[Look], ours: Iterable[int] = ()) -> None:

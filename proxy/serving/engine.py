@@ -75,6 +75,7 @@ class Engine:
                 await self._prepare(ticket)
         except TimeoutError:
             self.report.trouble("too_slow", "waited long enough; the request goes on unprepared")
+            ticket.plan = nothing("too_slow")
         except ControlFailed as error:
             self._failed(ticket, error)
         except asyncio.CancelledError:
@@ -82,6 +83,7 @@ class Engine:
             raise
         except Exception as error:
             self.report.bug(error)
+            ticket.plan = nothing("bug")
         finally:
             self._lose_interest(visit.rendering)
         ticket.prepared()
@@ -125,7 +127,8 @@ class Engine:
             except PlanAgain:
                 continue
             if last := shield(ticket.need, ticket.plan, model.ledger, model.able):
-                await self.executor.do(ticket, last)
+                # Not waited for: right behind it the request arrives, and nothing is freed in between.
+                self.context.spawn(self.executor.do(ticket, last))
             return
         ticket.plan = nothing("no_plan_worked")
 
@@ -296,6 +299,10 @@ class Engine:
         for key, flight in model.flights.items():
             if key not in wanted and not self.lifecycle.is_building:
                 flight.cancel()
+
+    def wind_down(self) -> None:
+        """The proxy is told to stop: no save begins, what runs may end."""
+        self.context.is_stopping = True
 
     async def close(self) -> None:
         """Let what is being accounted for end, stop everything else."""

@@ -121,7 +121,7 @@ class Executor:
             raise
         slot = warmed.slot if 0 <= warmed.slot < len(model.ledger.slots) else (expected.slot if expected else 0)
         belief = model.ledger.slots[slot]
-        if expected is not None and expected.slot == slot and not expected.overwrites and model.able.keeps_copies:
+        if expected is not None and expected.slot == slot and expected.copies and model.able.keeps_copies:
             model.ledger.copied(belief.holds)
         model.ledger.hold(slot, prefix.held(warmed.prompt_n + warmed.cache_n))
         model.last_answer = time.monotonic()

@@ -7,7 +7,7 @@ loop, and what still goes leaves the index in the same breath: from then on nobo
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from proxy.checkpoints import cleanup, slot_directory
@@ -64,17 +64,16 @@ class Housekeeping:
         used = {key: record.last_used_at for key, record in index.records.items()}
         planned = await asyncio.to_thread(_plan, directory, used, limits, shelf.protected)
         going = [file for file in planned if _key(file) not in shelf.protected]
-        records = {key: index.get(key) for key in map(_key, going) if key in used and _is_checkpoint(key, going)}
+        records = {key: index.get(key) for key in _checkpoints(going) if key in used}
         for key in records:
             index.remove(key)
             shelf.not_before[key] = time.monotonic() + SAVE_BACK_OFF_S
-        left = await asyncio.to_thread(_delete, directory, going)
-        missing = set(cleanup.keys_without_file(left, used))
+        has_files, missing = await asyncio.to_thread(_delete, directory, going, used)
         for key, record in records.items():
             if record is not None and key not in missing and index.get(key) is None:
                 index.put(record)  # it changed under our eyes and was left
         # A directory that shows nothing at all may just not be mounted yet.
-        gone = [key for key in missing if key in records or (left and key not in shelf.protected)]
+        gone = [key for key in missing if key in records or (has_files and key not in shelf.protected)]
         for key in gone:
             index.remove(key)
         if gone:
@@ -98,9 +97,10 @@ def _key(file: FileSeen) -> str:
     return own.key if own and own.kind is not FileKind.BAD else ""
 
 
-def _is_checkpoint(key: str, files: Sequence[FileSeen]) -> bool:
+def _checkpoints(files: Sequence[FileSeen]) -> set[str]:
+    """Keys of the state files among these, companions and what was put aside left out."""
     names = [own for file in files if (own := parse_name(file.name)) is not None]
-    return any(own.key == key and own.kind is FileKind.FINAL and not own.is_companion for own in names)
+    return {own.key for own in names if own.kind is FileKind.FINAL and not own.is_companion}
 
 
 def _delete_one(directory: Path, key: str) -> None:
@@ -124,6 +124,8 @@ def _plan(
     )
 
 
-def _delete(directory: Path, going: Sequence[FileSeen]) -> list[FileSeen]:
+def _delete(directory: Path, going: Sequence[FileSeen], keys: Iterable[str]) -> tuple[bool, set[str]]:
+    """Delete; tells whether any file of ours is left, and which of the keys have none."""
     slot_directory.delete(directory, going)
-    return slot_directory.scan(directory)
+    left = slot_directory.scan(directory)
+    return bool(left), set(cleanup.keys_without_file(left, keys))

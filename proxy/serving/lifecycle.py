@@ -158,13 +158,15 @@ class Lifecycle:
     async def warm_now(self) -> str:
         """Somebody wants the last prefix in a slot: restore or build it if the server is idle."""
         model = self._context.model
-        if model.gate.inside or model.gate.waiting or not model.turn.is_free or self.is_building:
+        if model.gate.inside or model.gate.waiting or self.is_building:
             return "busy"
         if self._context.settings.observe_only:
             return "observing_only"
         done: list[str] = []
         self._building = self._context.spawn(self._with_turn(self._warm_last(done)))
         await asyncio.wait({self._building})
+        if self._building.cancelled():
+            return "busy"  # a request has come meanwhile
         return done[0] if done else "not_possible_now"
 
     async def _warm_last(self, done: list[str]) -> None:

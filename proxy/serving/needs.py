@@ -16,12 +16,12 @@ from proxy.llama.renderer import exact_head, exact_prefix
 from proxy.request.body import ChatRequest
 from proxy.request.fingerprint import fingerprint
 from proxy.request.prefix import StablePrefix
-from proxy.request.rendering import chat_shaped
+from proxy.request.rendering import chat_shaped, common_length
 from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Need, continues_talk
+from proxy.slots.holding import Need, Prefix, Talk, continues_talk
 
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
@@ -59,8 +59,19 @@ class Needs:
         need = replace(need, prefix_key=known.key, prefix_tokens=known.n_tokens)
         if head := await self._head(ticket, known):
             need = replace(need, head_key=head.key, head_tokens=head.n_tokens)
+        need = replace(need, common=self._common(known))
         takes_ms = max(need.prefix_tokens, need.head_tokens) * self._context.model.prompt_ms_per_token
         return replace(need, is_slow=takes_ms > self._context.settings.max_silence * 1000)
+
+    def _common(self, known: ExactPrefix) -> tuple[tuple[str, int], ...]:
+        """What other prefixes, that slots or host memory hold, have in common with this one: the tools, often."""
+        model = self._context.model
+        held = [belief.holds for belief in model.ledger.slots]
+        keys = {holding.key for holding in held if isinstance(holding, Prefix)}
+        talks = [*(holding for holding in held if isinstance(holding, Talk)), *model.ledger.copies.values()]
+        keys |= {talk.prefix_key for talk in talks}
+        others = [other for key in keys - {known.key, ""} if (other := model.by_key(key)) is not None]
+        return tuple((other.key, common_length(known.tokens, other.tokens)) for other in others)
 
     async def _head(self, ticket: Ticket, base: ExactPrefix) -> ExactPrefix | None:
         """The head, where it is worth a checkpoint of its own: the model can't go back to its end by itself."""
@@ -104,11 +115,12 @@ class Needs:
 
     def _unrendered(self, request: ChatRequest, prefix: StablePrefix, rendering: str) -> ExactPrefix | None:
         model = self._context.model
-        if not model.able.rolls_back:
+        identity = model.identity
+        if not model.able.rolls_back or identity is None:
             return None
         n_tokens = len(prefix.text) // CHARACTERS_PER_TOKEN
-        found = ExactPrefix(
-            f"chat-{rendering[:16]}", array("i"), n_tokens, date.today(), chat_body=chat_shaped(request, prefix)
-        )
+        key = checkpoint_key(identity_text(identity), identity.lora, identity.server_id, rendering.encode())
+        body = chat_shaped(request, prefix)
+        found = ExactPrefix(key, array("i"), n_tokens, date.today(), chat_body=body)
         model.remember(rendering, found)
         return found

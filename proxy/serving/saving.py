@@ -10,7 +10,7 @@ import itertools
 import os
 import shutil
 import time
-from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,13 +74,23 @@ class Saving:
         return final_name(key)
 
     async def finish(
-        self, key: str, name: str, told: SlotFile, tokens: "array[int]", identity: ModelIdentity, build: str
+        self,
+        key: str,
+        name: str,
+        told: SlotFile,
+        tokens: Sequence[int] | None,
+        n_tokens: int,
+        identity: ModelIdentity,
+        build: str,
     ) -> Checkpoint | str:
-        """Check what was written and make it a checkpoint; returns why it is none."""
+        """Check what was written and make it a checkpoint; returns why it is none.
+
+        `n_tokens` is how many the slot was believed to hold, `tokens` which, where that is known.
+        """
         shelf = self._shelf
-        if told.n_tokens != len(tokens):
-            return f"n_saved={told.n_tokens}, not {len(tokens)}"
-        shelf.bytes_per_token[identity_text(identity)] = told.n_bytes / len(tokens)
+        if not told.n_tokens or told.n_tokens != n_tokens:
+            return f"n_saved={told.n_tokens}, not {n_tokens}"
+        shelf.bytes_per_token[identity_text(identity)] = told.n_bytes / n_tokens
         if 0 < shelf.max_bytes < told.n_bytes:
             return TOO_LARGE
         found = Inspection(FileVerdict.WHOLE)

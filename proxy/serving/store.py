@@ -133,7 +133,7 @@ class Store:
 
     # Restoring
 
-    async def prove(self, key: str, tokens: "array[int]", format_version: int | None) -> str | None:
+    async def prove(self, key: str, tokens: "array[int] | None", format_version: int | None) -> str | None:
         """The name of a file that may be handed over; None (and the reason dealt with) where it may not."""
         record = self.record(key)
         if record is None or self.index is None:

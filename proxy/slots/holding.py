@@ -81,6 +81,8 @@ class Need:
     """The head: all that requests of this folder begin with (the whole system text, tools that follow it). Wanted only
     where it is much longer than the exact prefix and the model can't roll back to its end by itself."""
     head_tokens: int = 0
+    common: tuple[tuple[str, int], ...] = ()
+    """By key of another exact prefix or head that some slot holds: how many tokens it has in common with this one."""
 
     @property
     def n_tokens(self) -> int:
@@ -102,6 +104,11 @@ def repeats_talk(need: Need, holding: Holding) -> bool:
     return isinstance(holding, Talk) and len(holding.chain) > 0 and holding.chain == need.chain
 
 
+def common_tokens(need: Need, *keys: str) -> int:
+    """Tokens in common with other prefixes, the most of them."""
+    return max((n_tokens for key, n_tokens in need.common if key in keys), default=0)
+
+
 def share(need: Need, holding: Holding) -> int | None:
     """Tokens that the request and the holding begin with alike; None where nobody knows."""
     match holding:
@@ -112,7 +119,9 @@ def share(need: Need, holding: Holding) -> int | None:
         case Prefix(key, n_tokens):
             if key and key in (need.prefix_key, need.head_key):
                 return n_tokens
-            return holding.base_tokens if need.prefix_key and holding.base_key == need.prefix_key else 0
+            if need.prefix_key and holding.base_key == need.prefix_key:
+                return holding.base_tokens
+            return common_tokens(need, key)
         case Talk():
             return _shared_with_talk(need, holding)
 
@@ -121,7 +130,8 @@ def _shared_with_talk(need: Need, talk: Talk) -> int:
     alike = shared_messages(need.chain, talk.chain)
     if alike == len(talk.chain):
         return talk.n_tokens if len(need.chain) > alike else talk.n_prompt
-    floor = talk.prefix_tokens if talk.prefix_key and talk.prefix_key == need.prefix_key else 0
+    floor = common_tokens(need, talk.prefix_key, talk.head_key)
+    floor = talk.prefix_tokens if talk.prefix_key and talk.prefix_key == need.prefix_key else floor
     floor = talk.head_tokens if talk.head_key and talk.head_key == need.head_key else floor
     total = sum(talk.sizes) or 1
     return max(floor, talk.n_prompt * sum(talk.sizes[:alike]) // total)

@@ -20,7 +20,8 @@ The cases are numbered; the numbers stand again at the branches.
  6. the prefix is so small a part of the prompt that the server would not see it: forward.
  7. an idle slot holds exactly the prefix: move aside whoever shares more, forward (`hit`).
  8. an idle slot's conversation begins with the prefix and can be gone back in, at least to a mark near its end: copy
-    it, forward (`hit`), unless a restore gives more.
+    it, forward (`hit`), unless a restore gives more; likewise one in host memory that the request goes back in
+    (`resume`).
  9. a checkpoint exists: copy and clear what shares the prefix, restore, forward (`restore`).
 10. the prefix is in a slot that is busy: whoever builds it now does so in its own request anyway. Forward.
 11. in mid-conversation with a prefix never seen (tools switched, a prompt rewritten each turn): the request prefills it
@@ -114,17 +115,30 @@ def _give_prefix(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: C
     can_restore = acts and (disk.has_checkpoint or disk.has_head)
     if native and (native.expected_cache_n >= need.prefix_tokens or not can_restore):  # 8
         return native
+    if edited := _edited(need, ledger, idle, able):
+        return edited
     if acts and disk.has_head and (restore := _restore(need.head_key, need.head_tokens, need, idle, able)):  # 9
         return restore
     if acts and disk.has_checkpoint and (restore := _restore(need.prefix_key, need.prefix_tokens, need, idle, able)):
         return _with_head(restore, head, need)
+    return _build(need, ledger, idle, able, may_save=disk.may_save and acts, head=head)
+
+
+def _build(
+    need: Need,
+    ledger: Ledger,
+    idle: Sequence[SlotBelief],
+    able: Capabilities,
+    *,
+    may_save: bool,
+    head: tuple[Step, ...],
+) -> Plan:
     if _is_busy_with_prefix(need, ledger):  # 10
         return _unprepared("prefix_in_busy_slot", need, idle, able)
     if need.has_past:  # 11
         return _unprepared("mid_conversation", need, idle, able)
     if need.is_slow:  # 12
         return _unprepared("built_when_idle", need, idle, able)
-    may_save = disk.may_save and acts
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
     if copy is not None and not may_save:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), _reach(need, copy, able))
@@ -184,6 +198,17 @@ def _bare(key: str, need: Need, idle: Sequence[SlotBelief], able: Capabilities) 
 def _resume(need: Need, idle: Sequence[SlotBelief], talk: Talk, able: Capabilities) -> Plan:
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
     return Plan(Source.RESUME, "host_memory_holds_conversation", _moved_out(in_the_way, idle, able), talk.prefix_tokens)
+
+
+def _edited(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
+    """A conversation in host memory that was gone back in, or whose last message was edited: the server may take it."""
+    talks = [talk for talk in ledger.copies.values() if shared_messages(need.chain, talk.chain) > 1]
+    talk = max(talks, key=lambda one: share(need, one) or 0, default=None)
+    if not able.keeps_copies or talk is None or _reach(need, talk, able) < need.prefix_tokens:
+        return None
+    in_the_way = [b for b in idle if share(need, b.holds) != 0]
+    steps = _moved_out(in_the_way, idle, able)
+    return Plan(Source.RESUME, "host_memory_holds_edited_conversation", steps, need.prefix_tokens)
 
 
 def _moved_out(beliefs: Sequence[SlotBelief], idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:

@@ -28,6 +28,8 @@ class Choice:
     by_similarity: bool
     overwrites: bool
     """Whether content beyond `shared` is lost without a copy."""
+    copies: bool = False
+    """Whether the server copies the slot's content to host memory by itself."""
 
 
 def choose(need: Need, idle: Sequence[SlotBelief]) -> Choice | None:
@@ -38,7 +40,7 @@ def choose(need: Need, idle: Sequence[SlotBelief]) -> Choice | None:
     best, belief = max(shares, key=lambda pair: pair[0])
     if best > SIMILARITY * max(1, need.n_tokens):
         keeps = best / max(1, belief.holds.n_tokens)
-        return Choice(belief.slot, best, by_similarity=True, overwrites=KEEPS <= keeps < 1)
+        return Choice(belief.slot, best, by_similarity=True, overwrites=KEEPS <= keeps < 1, copies=keeps < KEEPS)
     oldest = min(b.last_used for _, b in shares)
     last = [b for _, b in shares if b.last_used == oldest][-1]
-    return Choice(last.slot, share(need, last.holds) or 0, by_similarity=False, overwrites=False)
+    return Choice(last.slot, share(need, last.holds) or 0, by_similarity=False, overwrites=False, copies=True)

@@ -32,7 +32,7 @@ def test_a_tenth_of_the_prompt_or_less_does_not_count(letters: str, by_similarit
 
 def test_without_a_match_the_least_recently_used_slot_is_taken() -> None:
     idle = ledger(talk("xy", ""), talk("zz", ""), talk("vw", "")).slots
-    assert Choice(0, 0, by_similarity=False, overwrites=False) == choose(need("abc"), idle)
+    assert Choice(0, 0, by_similarity=False, overwrites=False, copies=True) == choose(need("abc"), idle)
 
 
 def test_of_slots_never_used_the_last_is_taken() -> None:
@@ -57,7 +57,9 @@ def test_what_keeps_half_is_overwritten_without_a_copy(held: str, overwrites: bo
 
 
 def test_unknown_content_counts_as_sharing_nothing() -> None:
-    assert Choice(0, 0, by_similarity=False, overwrites=False) == choose(need("abc"), ledger(Unknown(900)).slots)
+    assert Choice(0, 0, by_similarity=False, overwrites=False, copies=True) == choose(
+        need("abc"), ledger(Unknown(900)).slots
+    )
 
 
 def test_without_an_idle_slot_there_is_no_choice() -> None:
@@ -66,5 +68,5 @@ def test_without_an_idle_slot_there_is_no_choice() -> None:
 
 def test_a_request_of_no_size_is_no_match() -> None:
     """Nothing to divide by."""
-    assert choose(Need(), ledger(bare()).slots) == Choice(0, 0, by_similarity=False, overwrites=False)
+    assert choose(Need(), ledger(bare()).slots) == Choice(0, 0, by_similarity=False, overwrites=False, copies=True)
     assert choose(Need(chain("a"), sizes("a"), "P", PREFIX_TOKENS), ledger(bare()).slots) is not None

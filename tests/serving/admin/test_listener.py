@@ -174,13 +174,12 @@ async def test_each_request_is_told_once_to_a_page_that_listens(start_llama: Sta
 
 async def test_pages_that_listen_do_not_hold_up_the_end() -> None:
     """They are let go when the proxy stops."""
-    async with answering(200) as upstream, aiohttp.ClientSession() as client:
-        async with administered(upstream) as proxy:
-            events = await client.get(f"{proxy.admin_url}/events")
-            await events.content.readline()
-            async with asyncio.timeout(5):
-                await proxy.proxy.admin.close()
-                await events.content.read()  # raises where the stream was cut
+    async with answering(200) as upstream, aiohttp.ClientSession() as client, administered(upstream) as proxy:
+        events = await client.get(f"{proxy.admin_url}/events")
+        await events.content.readline()
+        async with asyncio.timeout(5):
+            await proxy.proxy.admin.close()
+            await events.content.read()  # raises where the stream was cut
 
 
 async def test_ten_thousand_requests_are_told_quickly() -> None:

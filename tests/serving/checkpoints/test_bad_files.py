@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from proxy.checkpoints import inspection
 from proxy.checkpoints.index_file import write_index
 from proxy.checkpoints.inspection import seal_of
 from proxy.checkpoints.key import FileKind
@@ -267,7 +266,7 @@ async def test_an_unreadable_file_is_not_restored(
         return really_open(name, *told)
 
     with monkeypatch.context() as patched:
-        patched.setattr(inspection.os, "open", refuse)
+        patched.setattr("proxy.checkpoints.inspection.os.open", refuse)
         async with place.proxy(server) as proxied:
             answer = await ask_new(proxied)
             assert ["warm-up"] == proxied.sources

@@ -21,7 +21,6 @@ from tests.serving.checkpoints.persisting import (
     saved,
     unwatched,
 )
-from tests.serving.checkpoints.relay import relaying
 from tests.serving.running import sessions
 
 __all__ = ["calls", "place", "unwatched"]
@@ -159,19 +158,3 @@ async def test_our_directory_is_private_and_says_nothing_of_prompts(start_llama:
     assert 0o755 == stat.S_IMODE(place.slots.stat().st_mode)
     raw = (place.index / "index.json").read_bytes()
     assert not any(word in raw for word in (b"coding agent", b"/first", b"find the test"))
-
-
-async def test_nothing_is_saved_of_a_prefix_that_can_not_be_rendered(
-    start_llama: StartLlama, place: Place, calls: Calls
-) -> None:
-    """Where tokens can't be had a file could not be proven: warmed all the same, never saved, said once."""
-    server = place.start(start_llama, DENSE, "-np", "1")
-    async with relaying(server) as relay:
-        relay.missing = "/apply-template"
-        async with place.proxy(relay.base_url) as proxied:
-            for body in (ONE, TWO):
-                assert 200 == (await proxied.ask(body)).status
-            assert "warm-up" in proxied.sources
-            assert {"cannot_render", "inexact_prefix"} == set(proxied.heard.troubles)
-    assert 1 == calls.saves  # the probe's
-    assert [] == list(place.slots.iterdir())

@@ -110,7 +110,7 @@ async def test_a_disk_that_is_almost_full_is_left_alone(
         used: int
         free: int
 
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: Usage(10**12, 0, int(free * 10**12)))
+    monkeypatch.setattr("proxy.serving.saving.shutil.disk_usage", lambda _: Usage(10**12, 0, int(free * 10**12)))
     server = place.start(start_llama)
     async with place.proxy(server) as proxied:
         for body in prefixes(1, 2):
@@ -137,7 +137,7 @@ async def test_a_disk_that_fills_up_in_a_save_loses_nothing(
     async with place.proxy(server) as proxied:
         await proxied.ask(small)
         good = place.checkpoint.read_bytes()
-        monkeypatch.setattr(saving.cleanup, "room_for", lambda **_: None)
+        monkeypatch.setattr("proxy.serving.saving.cleanup.room_for", lambda **_: None)
         if not os.path.ismount(tiny_disk):
             monkeypatch.setattr(LlamaClient, "save", fails_half_way(tiny_disk))
         assert 200 == (await proxied.ask(large)).status
@@ -160,7 +160,7 @@ async def test_a_save_that_fails_leaves_no_fragment_wherever_it_runs(
 ) -> None:
     """A server that writes half a file and says 500 costs the request nothing, and the half file goes."""
     server = place.start(start_llama)
-    async with place.proxy(server) as proxied:
+    async with place.proxy(server, cleanup=False) as proxied:
         await proxied.proxy.engine.lifecycle.look()
         with monkeypatch.context() as patched:
             patched.setattr(LlamaClient, "save", fails_half_way(place.slots))

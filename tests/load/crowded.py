@@ -1,0 +1,57 @@
+"""A crowd on a real server, and what is wrong afterwards: the check that the short test and the long one share."""
+
+from proxy.demo.servers import LlamaServer
+from tests.load.crowd import Member, live_together
+from tests.load.quiet import at_rest, disagreements, idle_server
+from tests.serving.running import Answer, Running
+
+CLIENTS = 50
+PER_RESUME = 24
+LONGEST_WAIT_S = 30.0
+FOUND = {"continue", "resume"}
+
+
+async def crowded(proxied: Running, server: LlamaServer, crowd: list[Member], seconds: float) -> list[str]:
+    """Let them live, then look and let each conversation go on once; returns what must not be."""
+    await live_together(crowd, proxied.client, proxied.base_url, seconds)
+    await at_rest(proxied)
+    slots = await idle_server(server)
+    await proxied.proxy.engine.acquaintance.glance({}, is_needed=True)
+    wrong = [failure for member in crowd for failure in member.failures]
+    wrong += starved(crowd)
+    wrong += overtaken(proxied)
+    wrong += disagreements(proxied, slots)
+    for member in crowd:
+        if member.answer is not None:
+            wrong += await goes_on(proxied, member, member.answer)
+    return wrong
+
+
+def starved(crowd: list[Member]) -> list[str]:
+    """Members who waited for too long, or were never served though the others were."""
+    waits = [f"waited {wait:.1f} s" for member in crowd for wait in member.waits_s if wait > LONGEST_WAIT_S]
+    return waits + ["never served" for member in crowd if not member.waits_s]
+
+
+def overtaken(proxied: Running) -> list[str]:
+    """Requests that were admitted before one that had come earlier."""
+    waited = sorted((t for t in proxied.heard.requests if t.queued_ms), key=lambda ticket: ticket.number)
+    found, latest, before = [], 0.0, 0
+    for ticket in waited:
+        admitted = ticket.arrived + ticket.queued_ms / 1000
+        if admitted < latest - 0.001:
+            found.append(f"request {ticket.number} was admitted before {before}")
+        latest, before = max((latest, before), (admitted, ticket.number))
+    return found
+
+
+async def goes_on(proxied: Running, member: Member, last: Answer) -> list[str]:
+    """One more turn must prefill no more than what is new, and what finding it again may cost."""
+    member.go_on()
+    answer = await proxied.ask(member.body)
+    held = last.prompt_tokens + int(last.timings["predicted_n"]) - 1
+    new = answer.prompt_tokens - held
+    if answer.prefilled <= new + PER_RESUME:
+        return []
+    how = f"{proxied.last.plan.source} {proxied.last.plan.reason}"
+    return [f"a turn with {new} new tokens prefilled {answer.prefilled} of {answer.prompt_tokens}: {how}"]

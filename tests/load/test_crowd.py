@@ -1,0 +1,21 @@
+"""Fifty clients, four slots: nobody is stuck, nobody starves, and afterwards what is believed is so."""
+
+import pytest
+
+from proxy.demo.models import Kind
+from tests.conftest import StartLlama
+from tests.load.crowd import members
+from tests.load.crowded import CLIENTS, crowded
+from tests.load.traces import CONTEXT
+from tests.serving.running import running
+
+SECONDS = 12.0
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+async def test_a_crowd(start_llama: StartLlama, kind: Kind) -> None:
+    """In the order of arrival, within a bound; a later turn of each conversation prefills its own tail only."""
+    server = start_llama(kind, ctx=CONTEXT)
+    async with running(server) as proxied:
+        wrong = await crowded(proxied, server, members(CLIENTS, seed=1), SECONDS)
+    assert [] == wrong, "\n".join(wrong)

@@ -1,0 +1,96 @@
+"""Somebody uses the server directly in the very moment in which we copy or empty a slot: nobody's answer is touched."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.models import Kind
+from proxy.demo.sessions import Body, next_turn, session
+from tests.conftest import StartLlama
+from tests.load.quiet import at_rest, idle_server
+from tests.load.relay import Call, relay
+from tests.serving.running import Answer, Running, ask, ask_directly, distance, running, sessions, talking, telling
+
+BESIDE_OTHERS = 2e-2
+EXACT = ("-fa", "off", "--slots")
+FLAGS = {"one": ("-np", "1"), "default": (), "four": ("-np", "4", "--no-kv-unified")}
+DIRECT_TOKENS = 60
+
+everywhere = pytest.mark.parametrize("kind", ["dense", "hybrid"])
+with_flags = pytest.mark.parametrize("flags", FLAGS)
+
+
+def direct_body(like: Body, slot: int) -> Body:
+    """A stranger's request, aimed at a slot, that generates for a while."""
+    return telling({**like, "id_slot": slot, "max_completion_tokens": DIRECT_TOKENS, "temperature": 0})
+
+
+class Stranger:
+    """Starts a request of its own in a slot just before a call of ours gets there."""
+
+    def __init__(self, url: str, like: Body, is_theirs: Callable[[Call], bool]) -> None:
+        self.url, self.like, self.is_theirs = url, like, is_theirs
+        self.is_armed = False
+        self.hit: list[str] = []
+        self.task: asyncio.Task[Answer] | None = None
+
+    async def step_in(self, call: Call) -> None:
+        if not self.is_armed or self.task is not None or call.slot is None or not self.is_theirs(call):
+            return
+        self.hit.append(call.path)
+        self.task = asyncio.create_task(self._ask(call.slot))
+        await self._has_begun(call.slot)
+
+    async def _ask(self, slot: int) -> Answer:
+        async with talking() as client:
+            return await ask(client, f"{self.url}/v1", direct_body(self.like, slot))
+
+    async def _has_begun(self, slot: int) -> None:
+        """Until it generates, so that its state is what a mistake of ours would spoil."""
+        async with talking() as client, asyncio.timeout(10):
+            while True:
+                async with client.get(f"{self.url}/slots") as response:
+                    told = (await response.json())[slot]
+                if told["is_processing"] and told["next_token"][0]["n_decoded"] > 1:
+                    return
+                assert self.task is not None
+                assert not self.task.done(), "over before our call: it must generate for longer"
+
+
+async def provoke(proxied: Running, stranger: Stranger, bodies: list[Body]) -> list[Answer]:
+    """Turns that take turns make the proxy copy and clear; the stranger is armed once it is known what is where."""
+    answers = []
+    for round_number in range(3):
+        stranger.is_armed = round_number > 0
+        for at, body in enumerate(bodies):
+            answers.append(answer := await proxied.ask(body))
+            bodies[at] = telling(next_turn(body, answer.text, "go on with the next file"))
+    return answers
+
+
+@everywhere
+@with_flags
+@pytest.mark.parametrize("what", ["is_copy", "is_clear"])
+@pytest.mark.parametrize("whose", ["same", "other"])
+async def test_a_stranger_begins_just_before_our_call(
+    start_llama: StartLlama, tmp_path: Path, kind: Kind, flags: str, what: str, whose: str
+) -> None:
+    """A copy or a clear that reaches a slot in which somebody has just begun changes nothing of what is generated."""
+    server = start_llama(kind, *EXACT, *FLAGS[flags], "--slot-save-path", str(tmp_path))
+    bodies = [telling(body) for body in sessions("/a", "/b", tokens=600)]
+    like = bodies[0] if whose == "same" else session("/x", prefix_tokens=500, seed=9)
+    stranger = Stranger(server.url, like, lambda call: bool(getattr(call, what)))
+    async with relay(server, stranger.step_in) as url, running(url, dir=tmp_path / "index") as proxied:
+        answers = await provoke(proxied, stranger, bodies)
+        await at_rest(proxied)
+        assert stranger.task is not None, (proxied.sources, proxied.reasons)
+        theirs = await stranger.task
+        await idle_server(server)
+        asked = [ticket.visit.request for ticket in proxied.heard.requests]
+    server.restart()
+    quiet, *ours = await ask_directly(server, direct_body(like, 0), *(dict(one.fields) for one in asked if one))
+    assert 200 == theirs.status
+    assert BESIDE_OTHERS > distance(theirs, quiet)
+    assert BESIDE_OTHERS > max(distance(*pair) for pair in zip(answers, ours, strict=True))

@@ -1,0 +1,98 @@
+"""Checkpoints where the server can't render: made by a chat, checked by chats."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proxy.checkpoints.key import checkpoint_key, is_key
+from proxy.serving.chat_checks import divergent
+from proxy.serving.model import ExactPrefix
+from proxy.serving.needs import Needs
+from proxy.serving.store import identity_text
+from tests.conftest import StartLlama
+from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, Calls, Place, calls, crash, place, told, unwatched
+from tests.serving.checkpoints.relay import relaying
+from tests.serving.running import ask_directly, distance, sessions
+
+__all__ = ["calls", "place", "unwatched"]
+
+pytestmark = pytest.mark.usefixtures("unwatched")
+ONE, TWO, THREE = sessions("/one", "/two", "/three", tokens=600)
+
+
+@pytest.fixture
+def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes by chat have keys of checkpoints: of the model and the rendering inputs instead of the tokens."""
+    unrendered = Needs._unrendered
+
+    def with_key(needs: Needs, *told: Any) -> ExactPrefix | None:
+        found, model = unrendered(needs, *told), needs._context.model
+        if found is None or is_key(found.key) or model.identity is None:
+            return found
+        identity = model.identity
+        key = checkpoint_key(identity_text(identity), identity.lora, identity.server_id, told[2].encode())
+        model.remember(told[2], found := replace(found, key=key))
+        return found
+
+    monkeypatch.setattr(Needs, "_unrendered", with_key)
+
+
+@pytest.mark.usefixtures("keyed")
+async def test_it_is_restored_after_a_crash_and_checked_by_chat(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """The same chat is reused, another one too; the next session answers as a cold server would."""
+    server = place.start(start_llama, DENSE, *EXACT, "-np", "1")
+    (cold,) = await ask_directly(server, {**told("/two", tokens=600), "cache_prompt": False})
+    crash(server)
+    async with relaying(server) as relay:
+        relay.missing = "/apply-template"
+        async with place.proxy(relay.base_url) as proxied:
+            await proxied.ask(ONE)
+            crash(server, under=proxied)
+            answer = await proxied.ask(told("/two", tokens=600))
+            crash(server, under=proxied)
+            await proxied.ask(THREE)
+            assert ["warm-up", "restore", "restore"] == proxied.sources
+            assert {"cannot_render"} == set(proxied.heard.troubles)
+    assert 1400 < answer.reused
+    assert QUIET > distance(cold, answer)
+    assert place.is_clean()
+
+
+@pytest.mark.usefixtures("keyed")
+async def test_a_file_that_the_same_chat_does_not_reuse_is_made_anew(
+    start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the identical prompt shows counts as a failed verification: cold build, file replaced."""
+    server = place.start(start_llama, DENSE, "-np", "1")
+    async with relaying(server) as relay:
+        relay.missing = "/apply-template"
+        async with place.proxy(relay.base_url) as proxied:
+            await proxied.ask(ONE)
+            crash(server, under=proxied)
+            first = place.checkpoint.stat().st_ino
+            monkeypatch.setattr("proxy.serving.chat_checks.GOOD_SHARE", 1.1)
+            await proxied.ask(TWO)
+            assert ["warm-up", "warm-up"] == proxied.sources
+    assert first != place.checkpoint.stat().st_ino
+
+
+async def test_without_such_a_key_nothing_is_saved(start_llama: StartLlama, place: Place, calls: Calls) -> None:
+    """A prefix whose key proves nothing is warmed all the same, never saved, and leaves nothing on disk."""
+    server = place.start(start_llama, DENSE, "-np", "1")
+    async with relaying(server) as relay:
+        relay.missing = "/apply-template"
+        async with place.proxy(relay.base_url) as proxied:
+            assert 200 == (await proxied.ask(ONE)).status
+            key = proxied.prefix.key
+    assert is_key(key) == bool(place.files())
+
+
+def test_the_other_chat_differs_in_what_the_user_says() -> None:
+    """Everything before the user's message stays as it is."""
+    same, other = b'{"messages":[{"role":"system","content":"s"},{"role":"user","content":""}],"n_predict":0}', ""
+    other = divergent(same).decode()
+    assert '{"messages":[{"role":"system","content":"s"},{"role":"user","content":"which' in other
+    assert other.endswith('"n_predict":0}')
