@@ -7,8 +7,9 @@ Owns the asking (`/apply-template`, `/tokenize`); which bodies to render and wha
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 
-from proxy.llama.client import Auth, LlamaClient
+from proxy.llama.client import Auth, ControlFailed, LlamaClient
 from proxy.request.body import ChatRequest
 from proxy.request.prefix import StablePrefix
 from proxy.request.rendering import common_prefix, head_variants, variants
@@ -26,8 +27,19 @@ class Rendered:
 async def exact_prefix(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> Rendered:
     """Render and compare; raises ControlFailed where the server can't render."""
 
-    lists = await _tokens(client, variants(request, prefix), auth)
-    return Rendered(tuple(common_prefix(lists)), len(lists[0]))
+    real, *made_up = variants(request, prefix)
+    lists, told = await asyncio.gather(_tokens(client, made_up, auth), _real(client, real, auth))
+    return Rendered(tuple(common_prefix([*lists, told] if told else lists)), len(told))
+
+
+async def _real(client: LlamaClient, body: bytes, auth: Auth) -> list[int]:
+    """The real request's tokens; none where the server refuses to render it (a picture for a text-only model)."""
+    try:
+        return await client.tokenize(await client.render(body, auth), auth)
+    except ControlFailed as error:
+        if error.code < HTTPStatus.BAD_REQUEST or error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise
+        return []
 
 
 async def exact_head(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> tuple[int, ...]:

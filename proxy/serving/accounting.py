@@ -104,6 +104,7 @@ class Accounting:
             prefix_tokens=known.n_tokens if known else need.prefix_tokens,
             head_key=head.key if head else "",
             head_tokens=head.n_tokens if head else 0,
+            inputs=visit.inputs,
             is_whole=is_whole,
             is_marked=marked,
         )

@@ -198,11 +198,13 @@ class Engine:
             return ticket.plan.slot is not None
         with suppress(ControlFailed):
             looks = await model.client.slots(ticket.visit.auth)
-            fresh = [look for look in looks if look.is_busy and self.context.is_new(look)]
+            new = [look for look in looks if self.context.is_new(look)]
+            # A short answer is over already; the turn is still this request's, so no other of ours can have begun.
+            fresh = [look for look in new if look.is_busy] or new
             if len(fresh) == 1:
                 self.accounting.take_slot(ticket, fresh[0].slot)
                 ticket.seen = fresh[0]
-            self.context.observe(looks, [look.slot for look in fresh])
+            self.context.observe(looks, [look.slot for look in new])
         return ticket.slot is not None
 
     # Settling

@@ -11,7 +11,7 @@ from datetime import date
 from http import HTTPStatus
 
 from proxy.checkpoints.key import checkpoint_key
-from proxy.llama.client import ControlFailed
+from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.renderer import exact_head, exact_prefix
 from proxy.request.body import ChatRequest
 from proxy.request.fingerprint import fingerprint
@@ -45,9 +45,8 @@ class Needs:
     async def of(self, ticket: Ticket) -> Need:
         """What the request needs of a slot; raises ControlFailed where the server does not answer."""
         visit = ticket.visit
-        need = Need(
-            visit.chain, visit.sizes, has_past=visit.has_past, slots=visit.request.choices if visit.request else 1
-        )
+        choices = visit.request.choices if visit.request else 1
+        need = Need(visit.chain, visit.sizes, has_past=visit.has_past, slots=choices, inputs=visit.inputs)
         if visit.prefix is None:
             return need
         known = self._context.model.recall(visit.rendering, date.today())
@@ -107,11 +106,22 @@ class Needs:
         except ControlFailed as error:
             if error.code not in CANNOT_RENDER:
                 raise
+            if await self._can_render(visit.auth):
+                return None  # the request is odd, not the server
             model.renders = False
             self._context.report.trouble("cannot_render", f"{error}: prefixes are warmed by chat request instead")
             return self._unrendered(visit.request, visit.prefix, visit.rendering)
         ticket.n_rendered = rendered.n_real
         return self._remember(visit.rendering, rendered.tokens)
+
+    async def _can_render(self, auth: Auth) -> bool:
+        try:
+            await self._context.model.client.render(b'{"messages":[{"role":"user","content":"a"}]}', auth)
+        except ControlFailed as error:
+            if error.code not in CANNOT_RENDER:
+                raise
+            return False
+        return True
 
     def _unrendered(self, request: ChatRequest, prefix: StablePrefix, rendering: str) -> ExactPrefix | None:
         model = self._context.model

@@ -30,6 +30,8 @@ class Visit:
     """The client's own credentials, for our calls on its behalf."""
     chain: tuple[bytes, ...] = ()
     sizes: tuple[int, ...] = ()
+    inputs: bytes = b""
+    """Hash of model name and rendering inputs."""
     rendering: str = ""
     """Under what the exact prefix is remembered; "" without a stable prefix."""
 
@@ -71,7 +73,8 @@ def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> V
         may_prepare=not barred,
         client=client,
         auth=auth,
-        chain=chain(request, inputs_key(request)),
+        chain=chain(request, b""),
+        inputs=inputs_key(request),
         sizes=message_sizes(request),
         rendering=rendering_key(request, found) if found else "",
         head=head_key(request, found) if found else "",

@@ -59,6 +59,8 @@ class Talk:
     in-memory checkpoint), also where it can't roll back freely."""
     head_key: str = ""
     head_tokens: int = 0
+    inputs: bytes = b""
+    """Hash of the rendering inputs."""
 
 
 Holding = Nothing | Unknown | Prefix | Talk
@@ -81,6 +83,8 @@ class Need:
     """The head: all that requests of this folder begin with (the whole system text, tools that follow it). Wanted only
     where it is much longer than the exact prefix and the model can't roll back to its end by itself."""
     head_tokens: int = 0
+    inputs: bytes = b""
+    """Hash of the rendering inputs."""
     common: tuple[tuple[str, int], ...] = ()
     """By key of another exact prefix or head that some slot holds: how many tokens it has in common with this one."""
 
@@ -90,18 +94,30 @@ class Need:
         return max(self.prefix_tokens, int(sum(self.sizes) / BYTES_PER_TOKEN))
 
 
+def is_rendered_alike(need: Need, talk: Talk) -> bool:
+    """Whether the same messages give the same tokens.
+
+    So they do with the same inputs, and with others (a tool choice, another name for the model) that lead to the same
+    exact prefix.
+    """
+    return need.inputs == talk.inputs or (bool(need.prefix_key) and need.prefix_key == talk.prefix_key)
+
+
 def continues_talk(need: Need, holding: Holding) -> bool:
     """Whether the request appends to this conversation."""
     return (
         isinstance(holding, Talk)
         and 0 < len(holding.chain) < len(need.chain)
         and need.chain[len(holding.chain) - 1] == holding.chain[-1]
+        and is_rendered_alike(need, holding)
     )
 
 
 def repeats_talk(need: Need, holding: Holding) -> bool:
     """Whether the request is the one that this conversation ended with, sent again."""
-    return isinstance(holding, Talk) and len(holding.chain) > 0 and holding.chain == need.chain
+    if not isinstance(holding, Talk) or not holding.chain:
+        return False
+    return holding.chain == need.chain and is_rendered_alike(need, holding)
 
 
 def common_tokens(need: Need, *keys: str) -> int:
@@ -127,8 +143,8 @@ def share(need: Need, holding: Holding) -> int | None:
 
 
 def _shared_with_talk(need: Need, talk: Talk) -> int:
-    alike = shared_messages(need.chain, talk.chain)
-    if alike == len(talk.chain):
+    alike = shared_messages(need.chain, talk.chain) if is_rendered_alike(need, talk) else 0
+    if alike and alike == len(talk.chain):
         return talk.n_tokens if len(need.chain) > alike else talk.n_prompt
     floor = common_tokens(need, talk.prefix_key, talk.head_key)
     floor = talk.prefix_tokens if talk.prefix_key and talk.prefix_key == need.prefix_key else floor

@@ -184,14 +184,14 @@ class Ledger:
     def copied(self, holding: Holding) -> None:
         """The server has a copy of this in host memory."""
         if isinstance(holding, Talk):
-            self.copies.pop(holding.chain[-1], None)
-            self.copies[holding.chain[-1]] = holding
+            self.taken(holding)
+            self.copies[holding.inputs + holding.chain[-1]] = holding
             while len(self.copies) > MAX_COPIES:
                 self.copies.popitem(last=False)
 
     def taken(self, talk: Talk) -> None:
         """A copy was loaded into a slot, or turned out to be gone."""
-        self.copies.pop(talk.chain[-1], None)
+        self.copies.pop(talk.inputs + talk.chain[-1], None)
 
     def taken_for(self, prefix_key: str) -> None:
         """The server took some copy that begins with this prefix for another conversation; which, is not known."""

@@ -18,7 +18,8 @@ from tests.serving.running import Answer, ask
 LEAVES = 1 / 3
 LEAVES_WITHIN_S = 1.5
 SIDE = 0.1
-ANSWER_TOKENS = (4, 40)
+INSTALLS = (1, 1, 2)
+ANSWER_TOKENS = (4, 16)
 GONE = (aiohttp.ClientError, TimeoutError)
 
 
@@ -79,7 +80,7 @@ def members(count: int, seed: int) -> list[Member]:
 
 
 def _member(choose: random.Random) -> Member:
-    install = choose.choice((1, 1, 2))
+    install = choose.choice(INSTALLS)
     words = " ".join(choose.choices(WORDS, k=choose.randint(5, 40)))
     folder = f"/home/{choose.randrange(8)}"
     body = session(folder, seed=install, prefix_tokens=PREFIX_TOKENS[install], user=words)

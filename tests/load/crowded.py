@@ -49,8 +49,8 @@ async def goes_on(proxied: Running, member: Member, last: Answer) -> list[str]:
     """One more turn must prefill no more than what is new, and what finding it again may cost."""
     member.go_on()
     answer = await proxied.ask(member.body)
-    held = last.prompt_tokens + int(last.timings["predicted_n"]) - 1
-    new = answer.prompt_tokens - held
+    # The answer may come back as other tokens: letters of it may make up a word.
+    new = answer.prompt_tokens - last.prompt_tokens
     if answer.prefilled <= new + PER_RESUME:
         return []
     how = f"{proxied.last.plan.source} {proxied.last.plan.reason}"

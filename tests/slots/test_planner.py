@@ -78,6 +78,15 @@ def test_an_edit_of_the_last_message_is_no_retry() -> None:
     assert Source.CONTINUE is not plan(need("ac"), ledger(talk("ab")), ABLE).source
 
 
+def test_a_switch_that_changes_no_token_ends_no_conversation() -> None:
+    """A tool choice or the model's name is another rendering input, and the same prefix tokens: it goes on."""
+    held = replace(talk("ab"), inputs=b"auto")
+    asked = replace(need("abc", has_past=True), inputs=b"none")
+    assert Source.CONTINUE is plan(asked, ledger(held), NO_ROLLBACK, SAVED).source
+    other = replace(asked, prefix_key="other")
+    assert Source.CONTINUE is not plan(other, ledger(held), NO_ROLLBACK, SAVED).source
+
+
 HEADED = replace(FIRST, head_key="H", head_tokens=95)
 HEAD_DISK = Disk(has_checkpoint=True, may_save=True, may_save_head=True)
 
