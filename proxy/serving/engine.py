@@ -122,6 +122,8 @@ class Engine:
                 has_looked = await self._look(ticket, is_needed=True)
                 continue
             self.report.planned(ticket)
+            if ticket.plan.reason == "mid_conversation":
+                self.needs.was_rewritten(ticket.need)
             try:
                 await self.executor.carry_out(ticket)
             except PlanAgain:

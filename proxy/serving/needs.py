@@ -25,6 +25,7 @@ from proxy.slots.holding import Need, Prefix, Talk, continues_talk
 
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
+REWRITTEN_TIMES = 3
 CHARACTERS_PER_TOKEN = 6
 """High, so that what is claimed of a prefix that could not be counted is too little rather than too much."""
 CANNOT_RENDER = (HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -35,12 +36,29 @@ class Needs:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._rewritten = ""
+        """Key of the prefix with which a conversation went on last that was never seen before."""
+        self._times = 0
 
     def identify(self, ticket: Ticket) -> None:
         """Give the request its fingerprint, where the model is known."""
         visit, identity = ticket.visit, self._context.model.identity
         if visit.request is not None and visit.prefix is not None and identity is not None:
             ticket.fingerprint = fingerprint(visit.request, visit.prefix, identity, visit.client)
+
+    def was_rewritten(self, need: Need) -> None:
+        """A conversation goes on with a prefix never seen; when that goes on and on, somebody should know."""
+        model = self._context.model
+        now, before = model.by_key(need.prefix_key), model.by_key(self._rewritten)
+        self._rewritten, self._times = need.prefix_key, self._times + 1
+        if now is None or before is None or now is before or self._times < REWRITTEN_TIMES:
+            return
+        same = common_length(now.tokens, before.tokens)
+        self._context.report.trouble(
+            "prompt_rewritten",
+            f"tools or system prompt change in mid-conversation again and again, last from token {same} of "
+            f"{now.n_tokens} on: all after that is prefilled anew each time; look for what rewrites them",
+        )
 
     async def of(self, ticket: Ticket) -> Need:
         """What the request needs of a slot; raises ControlFailed where the server does not answer."""

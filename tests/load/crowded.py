@@ -46,12 +46,15 @@ def overtaken(proxied: Running) -> list[str]:
 
 
 async def goes_on(proxied: Running, member: Member, last: Answer) -> list[str]:
-    """One more turn must prefill no more than what is new, and what finding it again may cost."""
+    """One more turn prefills what is new and what finding it again may cost; one that was forgotten gets its prefix."""
     member.go_on()
     answer = await proxied.ask(member.body)
     # The answer may come back as other tokens: letters of it may make up a word.
     new = answer.prompt_tokens - last.prompt_tokens
-    if answer.prefilled <= new + PER_RESUME:
+    told = proxied.last
+    prefix_tokens = proxied.prefix.n_tokens
+    most = new if told.plan.source in FOUND else answer.prompt_tokens - prefix_tokens
+    if answer.prefilled <= most + PER_RESUME:
         return []
-    how = f"{proxied.last.plan.source} {proxied.last.plan.reason}"
+    how = f"{told.plan.source} {told.plan.reason}"
     return [f"a turn with {new} new tokens prefilled {answer.prefilled} of {answer.prompt_tokens}: {how}"]
