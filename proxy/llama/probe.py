@@ -37,7 +37,9 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
     `filename` is a name of ours in the slot directory; None where nothing may be written.
     """
     words = await _random_tokens(client, auth)
-    prompt, other = words[:N_TOKENS], words[N_TOKENS]
+    prompt = words[:N_TOKENS]
+    # What begins like the prompt would be taken for it, in a slot and in host memory.
+    other = next(token for token in words if token != prompt[0])
     first = await client.prefill(prompt, auth, limit_s)
     slot, rate = first.slot, first.prompt_ms / N_TOKENS
     if first.prompt_ms > TOO_SLOW_MS or slot < 0:

@@ -17,8 +17,8 @@ from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import choose
 from proxy.slots.verdict import judge
 
-TAKES_SOME_COPY = ("host_memory_begins_with_prefix", "host_memory_holds_edited_conversation")
-"""Plans that let the server take a conversation out of host memory; which one, only the server knows."""
+FAILED_RESUMES = 3
+"""After so many in a row host memory holds nothing of what we believe: it is too small, or off."""
 
 
 class Accounting:
@@ -42,8 +42,8 @@ class Accounting:
             ledger.taken(old)
         elif (copy := ledger.longest_copy(ticket.need)) is not None:
             ledger.taken(copy)
-        elif ticket.plan.reason in TAKES_SOME_COPY:
-            ledger.taken_for(ticket.need.prefix_key)
+        elif choice is None or choice.copies:
+            ledger.taken_for(ticket.need)
         ledger.lease(slot, ticket.number)
         ticket.slot = slot
 
@@ -59,7 +59,8 @@ class Accounting:
         ledger.release(ticket.number)
         if ticket.status == HTTPStatus.OK:
             ledger.may_be_hot = False
-        if ticket.slot is not None and ticket.status == HTTPStatus.OK and not ticket.is_reclaimed:
+        # Without a status the client has left before it came; the server may have begun all the same.
+        if ticket.slot is not None and ticket.status in (0, HTTPStatus.OK) and not ticket.is_reclaimed:
             ledger.hold(ticket.slot, self._outcome(ticket, looks))
         self._context.observe(looks, () if ticket.slot is None else (ticket.slot,))
         if ticket.figures is not None:
@@ -78,6 +79,8 @@ class Accounting:
         if not verdict.is_kept:
             self._claim_failed(ticket, verdict.reason)
             return
+        if ticket.plan.source is Source.RESUME:
+            self._context.model.failed_resumes = 0
         need, name = ticket.need, shown(ticket.fingerprint)
         for key, n_tokens in ((need.prefix_key, need.prefix_tokens), (need.head_key, need.head_tokens)):
             if (figures.cache_n or 0) >= n_tokens > 0:
@@ -118,12 +121,15 @@ class Accounting:
     def _claim_failed(self, ticket: Ticket, reason: str) -> None:
         model = self._context.model
         self._context.report.claim_failed(ticket, reason)
+        if ticket.plan.source is Source.RESUME:
+            model.failed_resumes += 1
+            if model.failed_resumes >= FAILED_RESUMES:
+                model.ledger.copies.clear()
+            return
         model.prefixes.pop(ticket.visit.rendering, None)
         for belief in model.ledger.idle():
             if belief.slot != ticket.slot:
                 belief.holds = belief.holds if isinstance(belief.holds, Nothing) else Unknown(belief.holds.n_tokens)
-        if ticket.plan.source is Source.RESUME:
-            model.ledger.copies.clear()
         if ticket.plan.source is Source.RESTORE:
             for step in ticket.plan.steps:
                 if isinstance(step, Restore):

@@ -25,6 +25,7 @@ STALE_S = 1.0
 """After this long without an answer the server may be another one."""
 GLANCE_S = 0.05
 """How long a look that every request pays for may take."""
+RETRY_S = 2.0
 PROBE_S = 10.0
 PROBE_KEY = "0" * 16
 
@@ -34,6 +35,8 @@ class Acquaintance:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._not_before = 0.0
+        """When a server that did not answer in time is asked again: those who wait for it don't ask one by one."""
 
     async def probe(self, auth: Auth) -> None:
         """Find out what the server can do; the caller holds the turn, and the slots are empty."""
@@ -118,8 +121,16 @@ class Acquaintance:
     async def meet_first(self, auth: Auth) -> None:
         """Meet the server unless it is known; raises ControlFailed where it does not answer."""
         async with self._context.model.meeting:
-            if self._context.model.process is None:
+            if self._context.model.process is not None:
+                return
+            if time.monotonic() < self._not_before:
+                raise ControlFailed("the server did not answer a moment ago", is_timeout=True)
+            try:
                 await self._meet(auth)
+            except ControlFailed as error:
+                if error.is_timeout:
+                    self._not_before = time.monotonic() + RETRY_S
+                raise
 
     async def _meet(self, auth: Auth) -> None:
         """Get to know a server process."""

@@ -35,6 +35,8 @@ from proxy.slots.planner import plan, shield
 
 MAX_PLANS = 4
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
+EXPLAIN_S = 0.25
+"""How long a request that isn't prepared waits to be explained better."""
 RECLAIM_S = 2.0
 """How often, while somebody waits, it is looked whether a slot is idle though its answer is still being read."""
 BEGUN_LOOKS_S = (0.01, 0.04, 0.15, 0.5)
@@ -64,15 +66,15 @@ class Engine:
         ticket = Ticket(self._numbers, visit, self._began, self._settled, self.settings.max_silence)
         if not visit.may_prepare:
             ticket.plan = nothing(visit.reason)
-            await self._explain(ticket)
-            ticket.prepared()
-            return ticket
         self.lifecycle.make_way()
         self.model.interest[visit.rendering] += 1
         try:
             async with asyncio.timeout(self.settings.max_silence):
-                await self._admit(ticket)
-                await self._prepare(ticket)
+                if visit.may_prepare:
+                    await self._admit(ticket)
+                    await self._prepare(ticket)
+                else:
+                    await self._explain(ticket)
         except TimeoutError:
             self.report.trouble("too_slow", "waited long enough; the request goes on unprepared")
             ticket.plan = nothing("too_slow")
@@ -155,8 +157,9 @@ class Engine:
     async def _explain(self, ticket: Ticket) -> None:
         """Only what is needed for a log line."""
         if self.model.identity is None and ticket.visit.prefix is not None:
-            with suppress(ControlFailed):
-                await self.acquaintance.meet_first(ticket.visit.auth)
+            with suppress(ControlFailed, TimeoutError):
+                async with asyncio.timeout(EXPLAIN_S):
+                    await self.acquaintance.meet_first(ticket.visit.auth)
         self.needs.identify(ticket)
 
     # Beginning
@@ -170,6 +173,7 @@ class Engine:
 
     def sent(self, ticket: Ticket) -> None:
         """The request is on its way. An answer that is not streamed does not tell when it has got its slot."""
+        ticket.was_sent = True
         is_streamed = ticket.visit.request is not None and ticket.visit.request.stream
         # With one slot nobody else can be prepared meanwhile.
         if not is_streamed and ticket.places and len(self.model.ledger.slots) > 1:
@@ -215,25 +219,32 @@ class Engine:
         """The request is over, in whatever way."""
         model = self.model
         self._leave_gate(ticket)
-        if ticket.has_begun:
+        if ticket.was_sent and not ticket.has_begun and model.process is not None:
+            self._account_later(ticket)
+        elif ticket.has_begun:
             model.last_answer = time.monotonic()
-            task = self.context.spawn(self._account(ticket))
-            model.settling.add(task)
-            task.add_done_callback(model.settling.discard)
+            self._account_later(ticket)
         else:
             self._release(ticket)
+
+    def _account_later(self, ticket: Ticket) -> None:
+        settling = self.model.settling
+        task = self.context.spawn(self._account(ticket))
+        settling.add(task)
+        task.add_done_callback(settling.discard)
 
     async def _account(self, ticket: Ticket) -> None:
         try:
             looks = await self._last_look(ticket)
             ticket.figures = ticket.figures or figures_from_slot(ticket, looks)
             self.accounting.enter(ticket, looks)
-            self.report.settled(ticket, self.model)
+            if ticket.has_begun:
+                self.report.settled(ticket, self.model)
         finally:
             self._release(ticket)
 
     async def _last_look(self, ticket: Ticket) -> list[Look]:
-        if not self.model.able.shows_slots or ticket.status != HTTPStatus.OK:
+        if not self.model.able.shows_slots or ticket.status not in (0, HTTPStatus.OK):
             return []
         with suppress(ControlFailed):
             return await self.model.client.slots(ticket.visit.auth)

@@ -70,6 +70,8 @@ class Model:
     wants_probe: bool = False
     """Whether this process was met with nothing in its slots, and not probed yet."""
     was_probed: bool = False
+    failed_resumes: int = 0
+    """In a row."""
     verified: set[str] = field(default_factory=set)
     """Keys of checkpoints that this process has proven good."""
     displacing: set[int] = field(default_factory=set)

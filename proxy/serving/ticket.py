@@ -47,6 +47,7 @@ class Ticket:
         self.status = 0
         self.path = ""
         self.is_whole = False
+        self.was_sent = False
         self.has_begun = False
         self.is_reclaimed = False
         """Its slot was given to others while the client still reads."""

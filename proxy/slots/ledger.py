@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk
+from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk, share
 
 MAX_COPIES = 256
 """Host-memory entries remembered; older ones are the first that the server evicts, too."""
@@ -49,6 +49,8 @@ class SlotBelief:
 
 
 PROBED_SLOTS = 2
+LEAST_KEPT = 0.25
+"""The server loads an entry of host memory only if at least this part of it would be kept."""
 
 
 class Ledger:
@@ -193,10 +195,11 @@ class Ledger:
         """A copy was loaded into a slot, or turned out to be gone."""
         self.copies.pop(talk.inputs + talk.chain[-1], None)
 
-    def taken_for(self, prefix_key: str) -> None:
-        """The server took some copy that begins with this prefix for another conversation; which, is not known."""
-        for talk in [talk for talk in self.copies.values() if talk.prefix_key == prefix_key]:
-            self.taken(talk)
+    def taken_for(self, need: Need) -> None:
+        """The server loaded what fits a new conversation best, of those of which enough would be kept."""
+        fitting = [talk for talk in self.copies.values() if (share(need, talk) or 0) >= LEAST_KEPT * talk.n_tokens > 0]
+        if fitting:
+            self.taken(max(fitting, key=lambda talk: share(need, talk) or 0))
 
     def idle(self) -> list[SlotBelief]:
         """Slots with no request of ours, that were not seen working."""

@@ -9,14 +9,17 @@ import pytest
 from proxy.demo.models import Kind
 from proxy.demo.sessions import Body, next_turn, session
 from tests.conftest import StartLlama
+from tests.load.disturbed import disturbed
 from tests.load.quiet import at_rest, idle_server
 from tests.load.relay import Call, relay
+from tests.load.traces import CONTEXT
 from tests.serving.running import Answer, Running, ask, ask_directly, distance, running, sessions, talking, telling
 
 BESIDE_OTHERS = 2e-2
 EXACT = ("-fa", "off", "--slots")
 FLAGS = {"one": ("-np", "1"), "default": (), "four": ("-np", "4", "--no-kv-unified")}
 DIRECT_TOKENS = 60
+DISTURBED_S = 6.0
 
 everywhere = pytest.mark.parametrize("kind", ["dense", "hybrid"])
 with_flags = pytest.mark.parametrize("flags", FLAGS)
@@ -94,3 +97,11 @@ async def test_a_stranger_begins_just_before_our_call(
     assert 200 == theirs.status
     assert BESIDE_OTHERS > distance(theirs, quiet)
     assert BESIDE_OTHERS > max(distance(*pair) for pair in zip(answers, ours, strict=True))
+
+
+@everywhere
+async def test_a_stranger_all_the_while(start_llama: StartLlama, tmp_path: Path, kind: Kind) -> None:
+    """Somebody prompts, erases and restores slots beside us: answers are right, and afterwards turns are as planned."""
+    server = start_llama(kind, *EXACT, "--slot-save-path", str(tmp_path), ctx=CONTEXT)
+    wrong = await disturbed(server, DISTURBED_S, 1, persist=True, slot_dir=tmp_path, dir=tmp_path / "index")
+    assert [] == wrong, "\n".join(wrong)

@@ -7,15 +7,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy.demo.sessions import next_turn, session
+from proxy.demo.sessions import Body, next_turn, session
 from tests.conftest import StartLlama
 from tests.load.quiet import at_rest
 from tests.load.relay import Call, relay
 from tests.serving.running import ask, running, sessions
 from tests.wire import client
 
-SOON_S = 15.0
-LONG_ANSWER = 3000
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+LONG_ANSWER = 300
 SILENCE_S = 1.5
 SLACK_S = 1.5
 
@@ -23,19 +23,21 @@ SLACK_S = 1.5
 async def test_a_sleeping_reader_blocks_nobody(start_llama: StartLlama) -> None:
     """One who reads the headers and then nothing keeps its connection, but not the slot that has long been idle."""
     server = start_llama("dense", "-np", "1")
-    body = orjson.dumps(session("/a", prefix_tokens=600, max_tokens=LONG_ANSWER))
-    head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    )
+    body = orjson.dumps({**talkative(session("/a", prefix_tokens=600)), "max_completion_tokens": LONG_ANSWER})
     async with running(server) as proxied:
         async with client(proxied.proxy.port, receive_buffer=4096, limit=1024) as sleeper:
-            await sleeper.send(head % len(body) + body)
+            await sleeper.send(HEAD % len(body) + body)
             await sleeper.head()
-            asked_at = time.monotonic()
+            (theirs,) = proxied.proxy.engine._inside.values()
             answer = await ask(proxied.client, proxied.base_url, sessions("/b", tokens=600)[0])
-            assert (200, True) == (answer.status, time.monotonic() - asked_at < SOON_S)
-            assert [False] == [ticket.is_whole for ticket in proxied.proxy.engine._inside.values()] or True
+            assert (200, True) == (answer.status, theirs.is_reclaimed)
         await at_rest(proxied)
+
+
+def talkative(body: Body) -> Body:
+    """Answered with tens of kilobytes a token, more than the buffers between us and its client hold."""
+    rest = {name: value for name, value in body.items() if name != "tools"}
+    return {**rest, "logprobs": True, "top_logprobs": 400}
 
 
 @pytest.mark.parametrize("stuck", ["/completion", "/slots", "/props", "/apply-template", "/tokenize"])

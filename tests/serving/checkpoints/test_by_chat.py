@@ -1,15 +1,8 @@
 """Checkpoints where the server can't render: made by a chat, checked by chats."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
-from proxy.checkpoints.key import checkpoint_key, is_key
 from proxy.serving.chat_checks import divergent
-from proxy.serving.model import ExactPrefix
-from proxy.serving.needs import Needs
-from proxy.serving.store import identity_text
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, Calls, Place, calls, crash, place, told, unwatched
 from tests.serving.checkpoints.relay import relaying
@@ -21,24 +14,6 @@ pytestmark = pytest.mark.usefixtures("unwatched")
 ONE, TWO, THREE = sessions("/one", "/two", "/three", tokens=600)
 
 
-@pytest.fixture
-def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefixes by chat have keys of checkpoints: of the model and the rendering inputs instead of the tokens."""
-    unrendered = Needs._unrendered
-
-    def with_key(needs: Needs, *told: Any) -> ExactPrefix | None:
-        found, model = unrendered(needs, *told), needs._context.model
-        if found is None or is_key(found.key) or model.identity is None:
-            return found
-        identity = model.identity
-        key = checkpoint_key(identity_text(identity), identity.lora, identity.server_id, told[2].encode())
-        model.remember(told[2], found := replace(found, key=key))
-        return found
-
-    monkeypatch.setattr(Needs, "_unrendered", with_key)
-
-
-@pytest.mark.usefixtures("keyed")
 async def test_it_is_restored_after_a_crash_and_checked_by_chat(
     start_llama: StartLlama, place: Place, calls: Calls
 ) -> None:
@@ -61,7 +36,6 @@ async def test_it_is_restored_after_a_crash_and_checked_by_chat(
     assert place.is_clean()
 
 
-@pytest.mark.usefixtures("keyed")
 async def test_a_file_that_the_same_chat_does_not_reuse_is_made_anew(
     start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,17 +51,6 @@ async def test_a_file_that_the_same_chat_does_not_reuse_is_made_anew(
             await proxied.ask(TWO)
             assert ["warm-up", "warm-up"] == proxied.sources
     assert first != place.checkpoint.stat().st_ino
-
-
-async def test_without_such_a_key_nothing_is_saved(start_llama: StartLlama, place: Place, calls: Calls) -> None:
-    """A prefix whose key proves nothing is warmed all the same, never saved, and leaves nothing on disk."""
-    server = place.start(start_llama, DENSE, "-np", "1")
-    async with relaying(server) as relay:
-        relay.missing = "/apply-template"
-        async with place.proxy(relay.base_url) as proxied:
-            assert 200 == (await proxied.ask(ONE)).status
-            key = proxied.prefix.key
-    assert is_key(key) == bool(place.files())
 
 
 def test_the_other_chat_differs_in_what_the_user_says() -> None:
