@@ -14,6 +14,8 @@ import orjson
 
 from proxy.request.fingerprint import ModelIdentity
 
+MOST_SLOTS = 1024
+"""More are not a llama-server's."""
 _UNSTABLE = frozenset({"created", "updated", "loaded_at"})
 
 
@@ -37,7 +39,7 @@ def process(props: Mapping[str, Any]) -> Process:
     path, build = _text(props.get("model_path")), _text(props.get("build_info"))
     return Process(
         marker=_text(props.get("media_marker")) or f"{path}|{slots}|{build}",
-        total_slots=slots if isinstance(slots, int) and slots > 0 else 1,
+        total_slots=slots if isinstance(slots, int) and 0 < slots <= MOST_SLOTS else 1,
         n_ctx=n_ctx if isinstance(n_ctx, int) else 0,
         model_path=path,
         build=build,

@@ -122,7 +122,7 @@ class Proxy:
             self.reporter.left(ticket)
 
     async def _understand(self, body: bytes, request: web.BaseRequest) -> Visit:
-        if len(body) > LARGE_BODY:
+        if len(body) > LARGE_BODY or "Content-Encoding" in request.headers:
             return await asyncio.to_thread(understand, body, request.headers, self.settings)
         return understand(body, request.headers, self.settings)
 

@@ -37,8 +37,11 @@ class Call:
 
     @property
     def is_clear(self) -> bool:
-        is_displacing = self.path == "/completion" and self.slot is not None and not self.is_copy
-        return self.path.endswith("action=erase") or is_displacing
+        return self.path.endswith("action=erase") or self.is_displacing
+
+    @property
+    def is_displacing(self) -> bool:
+        return self.path == "/completion" and self.slot is not None and not self.is_copy
 
 
 StepIn = Callable[[Call], Awaitable[None]]

@@ -22,7 +22,18 @@ DIRECT_TOKENS = 60
 DISTURBED_S = 6.0
 
 everywhere = pytest.mark.parametrize("kind", ["dense", "hybrid"])
-with_flags = pytest.mark.parametrize("flags", FLAGS)
+RACES: list[tuple[Kind, str, str, str]] = [
+    ("dense", "one", "is_copy", "same"),
+    ("hybrid", "one", "is_clear", "same"),
+    ("hybrid", "one", "is_copy", "other"),
+    ("dense", "one", "is_displacing", "same"),
+    ("hybrid", "one", "is_displacing", "other"),
+    ("hybrid", "default", "is_copy", "same"),
+    ("dense", "four", "is_copy", "other"),
+    ("hybrid", "four", "is_clear", "same"),
+    ("dense", "four", "is_displacing", "same"),
+]
+"""A copy empties the other slots under default flags: there is nothing to clear there."""
 
 
 def direct_body(like: Body, slot: int) -> Body:
@@ -73,15 +84,13 @@ async def provoke(proxied: Running, stranger: Stranger, bodies: list[Body]) -> l
     return answers
 
 
-@everywhere
-@with_flags
-@pytest.mark.parametrize("what", ["is_copy", "is_clear"])
-@pytest.mark.parametrize("whose", ["same", "other"])
+@pytest.mark.parametrize(("kind", "flags", "what", "whose"), RACES)
 async def test_a_stranger_begins_just_before_our_call(
     start_llama: StartLlama, tmp_path: Path, kind: Kind, flags: str, what: str, whose: str
 ) -> None:
     """A copy or a clear that reaches a slot in which somebody has just begun changes nothing of what is generated."""
-    server = start_llama(kind, *EXACT, *FLAGS[flags], "--slot-save-path", str(tmp_path))
+    acts = () if what == "is_displacing" else ("--slot-save-path", str(tmp_path))
+    server = start_llama(kind, *EXACT, *FLAGS[flags], *acts)
     bodies = [telling(body) for body in sessions("/a", "/b", tokens=600)]
     like = bodies[0] if whose == "same" else session("/x", prefix_tokens=500, seed=9)
     stranger = Stranger(server.url, like, lambda call: bool(getattr(call, what)))

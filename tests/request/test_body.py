@@ -178,3 +178,10 @@ def test_a_multipart_body_is_left_alone() -> None:
 def test_the_content_type_does_not_matter_otherwise() -> None:
     """The server looks at the bytes, so do we."""
     assert isinstance(read_chat(USER + b"}", content_type="text/plain"), ChatRequest)
+
+
+def test_a_body_longer_than_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is forwarded unread: parsing it would hold up everybody else's answers."""
+    monkeypatch.setattr(body_module, "MAX_UNPACKED_BYTES", 1000)
+    body = orjson.dumps({"messages": [{"role": "user", "content": "x" * 1000}]})
+    assert Unreadable("too_large") == read_chat(body)
