@@ -37,7 +37,7 @@ MAX_PLANS = 4
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
 EXPLAIN_S = 0.25
 """How long a request that isn't prepared waits to be explained better."""
-RECLAIM_S = 2.0
+RECLAIM_S = 3.0
 """How often, while somebody waits, it is looked whether a slot is idle though its answer is still being read."""
 BEGUN_LOOKS_S = (0.01, 0.04, 0.15, 0.5)
 """When to look whether an answer that is not streamed has got its slot."""
@@ -55,6 +55,7 @@ class Engine:
         self.executor = Executor(self.context)
         self.lifecycle = Lifecycle(self.context, self.acquaintance, self.executor)
         self._numbers = 0
+        self._reclaimed_at = 0.0
         self._inside: dict[int, Ticket] = {}
         """Requests that have passed the gate, by number."""
 
@@ -97,7 +98,7 @@ class Engine:
         waiting = asyncio.ensure_future(model.gate.enter(ticket.visit.request.choices if ticket.visit.request else 1))
         try:
             while not (await asyncio.wait({waiting}, timeout=RECLAIM_S))[0]:
-                await self._reclaim(ticket.visit.auth)
+                self._reclaim_when_due(ticket.visit.auth)
         except asyncio.CancelledError:
             waiting.cancel()
             with suppress(asyncio.CancelledError):
@@ -268,6 +269,13 @@ class Engine:
             if not belief.lease:
                 belief.holds = Unknown()
         self.model.ledger.saw_start = False
+
+    def _reclaim_when_due(self, auth: Auth) -> None:
+        """One look for all who wait: looking often keeps the server from noticing that a client has gone."""
+        now = time.monotonic()
+        if now - self._reclaimed_at >= RECLAIM_S:
+            self._reclaimed_at = now
+            self.context.spawn(self._reclaim(auth))
 
     async def _reclaim(self, auth: Auth) -> None:
         """A slot that is idle though its answer is still being read makes room for those who wait."""
