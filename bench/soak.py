@@ -7,6 +7,7 @@ run in its full length once: 200 traces, ten minutes of crowd, ten minutes of st
 
 import argparse
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def main() -> int:
     parser.add_argument("--only", choices=tuple(CHECKS), help="this one only")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     wanted = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(100))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     tell, failed = Console(), 0
     try:
         find_server()

@@ -258,6 +258,7 @@ class Engine:
             self.model.gate.leave(places)
 
     def _release(self, ticket: Ticket) -> None:
+        ticket.is_over = True
         self.model.ledger.release(ticket.number)
         self.model.turn.give_back(ticket)
 

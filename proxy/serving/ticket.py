@@ -48,6 +48,8 @@ class Ticket:
         self.path = ""
         self.is_whole = False
         self.was_sent = False
+        self.is_over = False
+        """It is accounted for: whatever is still being looked up for it comes too late."""
         self.has_begun = False
         self.is_reclaimed = False
         """Its slot was given to others while the client still reads."""

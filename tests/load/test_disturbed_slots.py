@@ -18,7 +18,7 @@ from tests.serving.running import Answer, Running, ask, ask_directly, distance, 
 BESIDE_OTHERS = 2e-2
 EXACT = ("-fa", "off", "--slots")
 FLAGS = {"one": ("-np", "1"), "default": (), "four": ("-np", "4", "--no-kv-unified")}
-DIRECT_TOKENS = 60
+DIRECT_TOKENS = 250
 DISTURBED_S = 6.0
 
 everywhere = pytest.mark.parametrize("kind", ["dense", "hybrid"])
