@@ -81,6 +81,8 @@ class Accounting:
             return
         if ticket.plan.source is Source.RESUME:
             self._context.model.failed_resumes = 0
+        if ticket.plan.expected_cache_n > 0:
+            self._context.model.failed_claims = 0
         need, name = ticket.need, shown(ticket.fingerprint)
         for key, n_tokens in ((need.prefix_key, need.prefix_tokens), (need.head_key, need.head_tokens)):
             if (figures.cache_n or 0) >= n_tokens > 0:
@@ -126,6 +128,7 @@ class Accounting:
             if model.failed_resumes >= FAILED_RESUMES:
                 model.ledger.copies.clear()
             return
+        model.failed_claims += 1
         model.prefixes.pop(ticket.visit.rendering, None)
         for belief in model.ledger.idle():
             if belief.slot != ticket.slot:

@@ -112,7 +112,7 @@ class Proxy:
         if isinstance(body, TooLong):
             return await self.forwarder.forward(request, body, Touching(self.engine))
         ticket = await self.engine.enter(await self._understand(body, request))
-        ticket.path = request.raw_path
+        ticket.path = request.raw_path.partition("?")[0]  # a query may carry a key
         try:
             self.reporter.proceeding(ticket)
             self.engine.sent(ticket)

@@ -35,6 +35,8 @@ from proxy.slots.planner import plan, shield
 
 MAX_PLANS = 4
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
+FAILED_CLAIMS = 3
+"""After so many in a row nothing is warmed or claimed on this server any more (`--no-cache-prompt`, say)."""
 EXPLAIN_S = 0.25
 """How long a request that isn't prepared waits to be explained better."""
 RECLAIM_S = 3.0
@@ -149,7 +151,12 @@ class Engine:
         head, whole = self.store.disk(need.head_key), self.store.disk(need.prefix_key)
         disk = replace(whole, has_head=head.has_checkpoint, may_save_head=head.may_save)
         only = None if self.settings.slot == "auto" else self.settings.slot
+        if only is not None and only >= len(model.ledger.slots):
+            self.report.trouble("slot_out_of_range", f"SLOT={only}: the server has {len(model.ledger.slots)} slot(s)")
+            return nothing("other_slot")
         made = plan(need, model.ledger, model.able, disk, only)
+        if made.source in (Source.WARM_UP, Source.HIT) and model.failed_claims >= FAILED_CLAIMS:
+            return nothing("reuse_useless")
         if made.reason == "built_when_idle":
             model.to_build[ticket.visit.rendering] = made.reason
         # Why there is no prefix the request itself tells best.

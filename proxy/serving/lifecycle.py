@@ -57,6 +57,12 @@ class Lifecycle:
         """Whether a prefix is being built while nobody waits."""
         return self._building is not None and not self._building.done()
 
+    @property
+    def _own_slot(self) -> int:
+        """Where to put a prefix that nobody has asked for; beyond the last slot the server would count on from 0."""
+        wanted = self._context.settings.slot
+        return wanted if wanted != "auto" and wanted < len(self._context.model.ledger.slots) else 0
+
     def start(self) -> None:
         """Begin to watch."""
         if not self._context.settings.observe_only:
@@ -136,7 +142,7 @@ class Lifecycle:
         if latest is None or not is_unused or model.able.restores is False or model.gate.inside or model.gate.waiting:
             return
         if self._context.store.disk(latest.key).has_checkpoint and await self._recall(latest):
-            slot = 0 if self._context.settings.slot == "auto" else self._context.settings.slot
+            slot = self._own_slot
             ticket = self._own_ticket(latest.key, latest.n_tokens)
             ticket.plan = Plan(Source.RESTORE, "server_started", (Restore(slot, latest.key),), slot=slot)
             await self._executor.carry_out(ticket)
@@ -197,7 +203,7 @@ class Lifecycle:
         ticket = self._own_ticket(name, prefix.n_tokens, prefix.key)
         ticket.patience_s = self._context.settings.warm_timeout
         if is_on_disk:
-            slot = 0 if self._context.settings.slot == "auto" else self._context.settings.slot
+            slot = self._own_slot
             ticket.plan = Plan(Source.RESTORE, "asked_for", (*copies, Restore(slot, prefix.key)), slot=slot)
         else:
             save = (Save(prefix.key),) if self._context.store.disk(prefix.key).may_save else ()

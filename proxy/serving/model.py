@@ -70,6 +70,8 @@ class Model:
     wants_probe: bool = False
     """Whether this process was met with nothing in its slots, and not probed yet."""
     was_probed: bool = False
+    failed_claims: int = 0
+    """Warm-ups and hits in a row of which nothing came."""
     failed_resumes: int = 0
     """In a row."""
     verified: set[str] = field(default_factory=set)
@@ -101,6 +103,7 @@ class Model:
             self.ledger.first_look(looks)
         self.wants_probe = self.ledger.saw_start
         self.was_probed = False
+        self.failed_claims = self.failed_resumes = 0
         self.gate.resize(process.total_slots)
         self._known_keys.clear()
 

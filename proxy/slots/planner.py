@@ -46,7 +46,7 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import SIMILARITY, choose
+from proxy.slots.prediction import SIMILARITY, Choice, choose
 
 CHECKPOINT_SLACK = 2100
 """Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
@@ -80,13 +80,15 @@ def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), on
         choice = choose(need, idle)
         slot = choice.slot if choice and choice.shared >= (share(need, held.holds) or 0) else held.slot
         return Plan(Source.CONTINUE, "slot_holds_conversation", slot=slot)  # 2
-    return _confined(_prepare(need, ledger, idle, able, disk), only_slot)
+    return _confined(_prepare(need, ledger, idle, able, disk), choose(need, idle), only_slot)
 
 
-def _confined(wanted: Plan, only_slot: int | None) -> Plan:
+def _confined(wanted: Plan, choice: Choice | None, only_slot: int | None) -> Plan:
     """The plan, unless it would touch another slot than the one that is ours to prepare."""
     if only_slot is None:
         return wanted
+    if wanted.source is Source.WARM_UP and (choice is None or choice.slot != only_slot):
+        return nothing("other_slot")
     slots = {step.slot for step in wanted.steps if isinstance(step, Copy | Clear | Restore)}
     return wanted if slots <= {only_slot} and wanted.slot in (None, only_slot) else nothing("other_slot")
 

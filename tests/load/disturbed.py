@@ -22,6 +22,8 @@ async def disturbed(server: LlamaServer, seconds: float, seed: int, **settings: 
     choose = random.Random(seed)
     slots = len(await ask_server(server, "/slots"))
     async with running(server, **settings) as proxied:
+        # What the server can do is found out before anybody disturbs.
+        await proxied.ask(sessions("/p", tokens=600)[0])
         stranger = Stranger(server, slots, random.Random(choose.random()))
         disturbing = asyncio.create_task(stranger.live())
         players = [Player(random.Random(choose.random()), slots) for _ in range(PLAYERS)]

@@ -7,13 +7,24 @@ from pathlib import Path
 import pytest
 
 from proxy.demo.models import Kind
-from proxy.demo.sessions import Body, next_turn, session
+from proxy.demo.sessions import Body, next_turn
 from tests.conftest import StartLlama
 from tests.load.disturbed import disturbed
 from tests.load.quiet import at_rest, idle_server
 from tests.load.relay import Call, relay
 from tests.load.traces import CONTEXT
-from tests.serving.running import Answer, Running, ask, ask_directly, distance, running, sessions, talking, telling
+from tests.serving.running import (
+    Answer,
+    Running,
+    ask,
+    ask_directly,
+    ask_server,
+    distance,
+    running,
+    sessions,
+    talking,
+    telling,
+)
 
 BESIDE_OTHERS = 2e-2
 EXACT = ("-fa", "off", "--slots")
@@ -22,6 +33,8 @@ DIRECT_TOKENS = 250
 DISTURBED_S = 6.0
 
 everywhere = pytest.mark.parametrize("kind", ["dense", "hybrid"])
+OTHER: Body = {"messages": [{"role": "user", "content": "look " * 300}]}
+"""Shares nothing with anybody: what is kept of others would be loaded in its place."""
 RACES: list[tuple[Kind, str, str, str]] = [
     ("dense", "one", "is_copy", "same"),
     ("hybrid", "one", "is_clear", "same"),
@@ -92,7 +105,7 @@ async def test_a_stranger_begins_just_before_our_call(
     acts = () if what == "is_displacing" else ("--slot-save-path", str(tmp_path))
     server = start_llama(kind, *EXACT, *FLAGS[flags], *acts)
     bodies = [telling(body) for body in sessions("/a", "/b", tokens=600)]
-    like = bodies[0] if whose == "same" else session("/x", prefix_tokens=500, seed=9)
+    like = bodies[0] if whose == "same" else OTHER
     stranger = Stranger(server.url, like, lambda call: bool(getattr(call, what)))
     async with relay(server, stranger.step_in) as url, running(url, dir=tmp_path / "index") as proxied:
         answers = await provoke(proxied, stranger, bodies)
@@ -114,3 +127,20 @@ async def test_a_stranger_all_the_while(start_llama: StartLlama, tmp_path: Path,
     server = start_llama(kind, *EXACT, "--slot-save-path", str(tmp_path), ctx=CONTEXT)
     wrong = await disturbed(server, DISTURBED_S, 1, persist=True, slot_dir=tmp_path, dir=tmp_path / "index")
     assert [] == wrong, "\n".join(wrong)
+
+
+async def test_a_spoiled_generation_shows(start_llama: StartLlama) -> None:
+    """What a careless call does to a slot at work, loading a kept conversation into it, is seen by the measure."""
+    server = start_llama("dense", *EXACT, "-np", "1")
+    kept = telling(sessions("/a", tokens=600)[0])
+    (quiet,) = await ask_directly(server, direct_body(OTHER, 0))
+    prompt = (await ask_server(server, "/apply-template", kept))["prompt"]
+    tokens = (await ask_server(server, "/tokenize", {"content": prompt, "parse_special": True}))["tokens"]
+    await ask_directly(server, kept)
+    await ask_server(server, "/completion", {"prompt": tokens[700:701], "n_predict": 0, "id_slot": 0})
+    stranger = Stranger(server.url, OTHER, lambda _: True)
+    stranger.is_armed = True
+    await stranger.step_in(Call("POST", "/completion", {"id_slot": 0}))
+    await ask_server(server, "/completion", {"prompt": tokens[:-5], "n_predict": 0, "id_slot": 0})
+    assert stranger.task is not None
+    assert BESIDE_OTHERS < distance(await stranger.task, quiet)

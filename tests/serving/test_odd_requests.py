@@ -75,3 +75,34 @@ async def test_a_prompt_that_is_rewritten_each_turn_is_told_once(start_llama: St
             text = system["content"].replace(" ", f" x{turn} ", 1)
             await proxied.ask({**body, "messages": [{**system, "content": text}, *rest]})
     assert 4 == proxied.heard.troubles.count("prompt_rewritten")
+
+
+async def test_a_server_that_caches_no_prompt(start_llama: StartLlama) -> None:
+    """What nothing comes of is not tried for ever, and costs no more than one warm-up."""
+    server = start_llama("dense", "-np", "1", "--no-cache-prompt")
+    folders = [f"/{name}" for name in "abcde"]
+    async with running(server) as proxied:
+        for body in sessions(*folders):
+            assert 200 == (await proxied.ask(body)).status
+    assert ["reuse_useless"] * 2 == proxied.reasons[3:]
+    assert 1 == len(proxied.heard.warm_ups)
+
+
+async def test_a_slot_beyond_the_last(start_llama: StartLlama) -> None:
+    """Nothing is prepared, and that is said: the server would take the number modulo."""
+    server = start_llama("dense", "-np", "1")
+    async with running(server, slot=7) as proxied:
+        await proxied.ask(sessions("/a")[0])
+    assert ["other_slot"] == proxied.reasons
+    assert "slot_out_of_range" in proxied.heard.troubles
+
+
+async def test_a_key_in_the_query(start_llama: StartLlama) -> None:
+    """Only the path of a target is logged."""
+    server = start_llama("dense", "-np", "1")
+    async with running(server) as proxied:
+        url = f"{proxied.base_url}/chat/completions?key=secret"
+        async with proxied.client.post(url, json=sessions("/a")[0]) as answer:
+            await answer.read()
+        await proxied.heard.until(lambda: len(proxied.heard.requests) > 0)
+    assert "/v1/chat/completions" == proxied.last.path

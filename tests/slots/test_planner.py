@@ -87,6 +87,13 @@ def test_a_switch_that_changes_no_token_ends_no_conversation() -> None:
     assert Source.CONTINUE is not plan(other, ledger(held), NO_ROLLBACK, SAVED).source
 
 
+def test_a_warm_up_stays_in_the_only_slot() -> None:
+    """The server chooses the slot of a warm-up: where it would be another one, nothing is warmed."""
+    made = ledger(Nothing(), Nothing())
+    assert Source.WARM_UP is plan(FIRST, made, ABLE, only_slot=1).source
+    assert "other_slot" == plan(FIRST, made, ABLE, only_slot=0).reason
+
+
 HEADED = replace(FIRST, head_key="H", head_tokens=95)
 HEAD_DISK = Disk(has_checkpoint=True, may_save=True, may_save_head=True)
 
