@@ -46,6 +46,22 @@ async def test_later_sessions_find_the_prefix_warm(
 
 
 @flags
+async def test_tools_after_the_system_text_directly_and_proxied(
+    start_llama: StartLlama, flags: tuple[str, ...]
+) -> None:
+    """On a hybrid model whose template puts tools last, later sessions reuse nothing directly, and the prefix proxied."""
+    bodies = sessions("/a", "/b/longer", "/c")
+    server = start_llama("hybrid", *flags, tools_last=True)
+    directly = await ask_directly(server, *bodies)
+    server.restart()
+    async with running(server) as proxied:
+        answers = [await proxied.ask(body) for body in bodies]
+        expected = proxied.prefix.n_tokens
+    assert [0, 0] == [answer.reused for answer in directly[1:]]
+    assert [True, True] == [expected - BATCH - 5 <= answer.reused for answer in answers[1:]]
+
+
+@flags
 @kinds
 async def test_the_first_session_pays_next_to_nothing(
     start_llama: StartLlama, kind: Kind, tools_last: bool, lost: int, flags: tuple[str, ...]
