@@ -49,7 +49,7 @@ async def test_later_sessions_find_the_prefix_warm(
 async def test_tools_after_the_system_text_directly_and_proxied(
     start_llama: StartLlama, flags: tuple[str, ...]
 ) -> None:
-    """On a hybrid model whose template puts tools last, later sessions reuse nothing directly, and the prefix proxied."""
+    """On a hybrid model later sessions reuse nothing directly, and the prefix through the proxy."""
     bodies = sessions("/a", "/b/longer", "/c")
     server = start_llama("hybrid", *flags, tools_last=True)
     directly = await ask_directly(server, *bodies)
