@@ -328,7 +328,10 @@ class Engine:
         model = self.model
         wanted = {model.prefixes[name].key for name in model.interest if name in model.prefixes}
         for key, flight in model.flights.items():
-            if key not in wanted and not self.lifecycle.is_building:
+            prefix = model.by_key(key)
+            # A head is wanted by whoever wants the exact prefix that it begins with.
+            is_wanted = key in wanted or (prefix is not None and prefix.base_key in wanted)
+            if not is_wanted and not self.lifecycle.is_building:
                 flight.cancel()
 
     def wind_down(self) -> None:
