@@ -33,7 +33,7 @@ test: $(VENV)/.test
 
 # Fifty clients at four slots: too much beside other work, and its dense half is known to fail (see CHANGELOG).
 test-crowd: $(VENV)/.test
-	$(RUN) -m pytest -o addopts="-q --import-mode=importlib" tests/load/test_crowd.py $(ARGS)
+	$(RUN) -m pytest -o addopts="-q --import-mode=importlib" tests/load/test_crowd.py tests/bench/test_short_traces.py $(ARGS)
 
 test-pi: $(VENV)/.test
 	$(RUN) -m pytest tests/pi $(ARGS)
