@@ -24,12 +24,12 @@ async def test_server_that_comes_later_is_used_without_a_restart(start_llama: St
         assert "127.0.0.1" == served.until("listening")["host"]
         assert 0 == served.until("upstream")["status"]
         async with talking() as client:
-            body = session("/work/a", prefix_tokens=600, max_tokens=4)
+            body = session("/projects/a", prefix_tokens=600, max_tokens=4)
             refused = [(await ask(client, served.base_url, body)).status for _ in range(N_REFUSED)]
             start_llama(port=port)
             met = await asyncio.to_thread(served.until, "server")
             answers = [await ask(client, served.base_url, body)]
-            answers += [await ask(client, served.base_url, session("/work/b", prefix_tokens=600, max_tokens=4))]
+            answers += [await ask(client, served.base_url, session("/projects/b", prefix_tokens=600, max_tokens=4))]
         served.tell()
         assert 0 == await asyncio.to_thread(served.ended)
     assert [502] * N_REFUSED == refused

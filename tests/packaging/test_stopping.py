@@ -40,7 +40,7 @@ async def test_term_under_load_loses_no_answer(start_llama: StartLlama, tmp_path
         begun = [asyncio.Event() for _ in range(N_CLIENTS)]
         async with talking() as client:
             asked = [
-                asyncio.create_task(_first_piece(client, served.base_url, f"/work/{i}", event))
+                asyncio.create_task(_first_piece(client, served.base_url, f"/projects/{i}", event))
                 for i, event in enumerate(begun)
             ]
             await asyncio.gather(*(event.wait() for event in begun))
@@ -60,7 +60,7 @@ async def test_term_takes_no_new_connection(start_llama: StartLlama, tmp_path: P
         served.until("listening")
         begun = asyncio.Event()
         async with talking() as client:
-            asked = asyncio.create_task(_first_piece(client, served.base_url, "/work/a", begun))
+            asked = asyncio.create_task(_first_piece(client, served.base_url, "/projects/a", begun))
             await begun.wait()
             os.kill(server.pid, signal.SIGSTOP)  # the answer lasts as long as we like
             try:
@@ -81,7 +81,7 @@ async def test_drain_timeout_cuts_what_is_left(start_llama: StartLlama, tmp_path
         served.until("listening")
         begun = asyncio.Event()
         async with talking() as client:
-            asked = asyncio.create_task(_first_piece(client, served.base_url, "/work/a", begun))
+            asked = asyncio.create_task(_first_piece(client, served.base_url, "/projects/a", begun))
             await begun.wait()
             os.kill(server.pid, signal.SIGSTOP)
             try:
@@ -100,7 +100,7 @@ async def test_second_term_ends_at_once(start_llama: StartLlama, tmp_path: Path)
         served.until("listening")
         begun = asyncio.Event()
         async with talking() as client:
-            asked = asyncio.create_task(_first_piece(client, served.base_url, "/work/a", begun))
+            asked = asyncio.create_task(_first_piece(client, served.base_url, "/projects/a", begun))
             await begun.wait()
             os.kill(server.pid, signal.SIGSTOP)
             try:
@@ -122,7 +122,7 @@ async def test_what_was_saved_is_in_the_index_after_term(start_llama: StartLlama
     with Served(server.base_url, tmp_path, "--persist", "--slot-dir", str(slots)) as served:
         served.until("listening")
         async with talking() as client:
-            answer = await ask(client, served.base_url, _body("/work/a", n_tokens=4))
+            answer = await ask(client, served.base_url, _body("/projects/a", n_tokens=4))
         saved = (await asyncio.to_thread(served.until, "saved"))["file"]
         served.tell()
         assert 0 == await asyncio.to_thread(served.ended)
@@ -140,7 +140,7 @@ async def test_no_save_begins_after_term(start_llama: StartLlama, tmp_path: Path
         served.until("probed")
         async with talking() as client:
             # Long enough that the server is halted in the middle of it.
-            body = _body("/work/a", n_tokens=4, prefix_tokens=4000)
+            body = _body("/projects/a", n_tokens=4, prefix_tokens=4000)
             asked = asyncio.create_task(ask(client, served.base_url, body))
             await asyncio.to_thread(served.until, "warming")
             os.kill(server.pid, signal.SIGSTOP)
