@@ -49,7 +49,7 @@ async def test_each_may_replace_the_others_files(llama_binary: ServerBinary, tmp
                 if event == "restored":
                     await asyncio.to_thread(served.until, event)
                 async with talking() as client:
-                    body = session(f"/work/{number}", prefix_tokens=600, max_tokens=4)
+                    body = session(f"/projects/{number}", prefix_tokens=600, max_tokens=4)
                     assert 200 == (await ask(client, served.base_url, body)).status
                 if event == "saved":
                     await asyncio.to_thread(served.until, event)

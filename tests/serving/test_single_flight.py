@@ -18,7 +18,7 @@ async def at_once(proxied: Running, bodies: list[Body]) -> list["asyncio.Task[An
 
 
 def first_sessions(count: int) -> list[Body]:
-    return sessions(*(f"/work/{'deep/' * (number % 3)}{number}" for number in range(count)), tokens=2500)
+    return sessions(*(f"/projects/{'deep/' * (number % 3)}{number}" for number in range(count)), tokens=2500)
 
 
 @flags
