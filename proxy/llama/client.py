@@ -126,8 +126,11 @@ class LlamaClient:
         """The fallback where tokens can't be had: a chat request that generates nothing."""
         return await self._streamed("/v1/chat/completions", body, auth, timeout_s, None)
 
-    async def copy(self, slot: int, auth: Auth, timeout_s: float) -> None:
-        """Have a slot's content copied to host memory: an empty prompt takes nothing from it and adds nothing."""
+    async def copy(self, slot: int | None, auth: Auth, timeout_s: float) -> None:
+        """Have a slot's content copied to host memory: an empty prompt takes nothing from it and adds nothing.
+
+        Without a slot the server takes the least recently used idle one; where a task empties the others, it does.
+        """
         await self._object("POST", "/completion", auth, self._aimed([[]], slot), timeout_s=timeout_s)
 
     async def displace(self, slot: int, token: int, auth: Auth, timeout_s: float) -> None:
@@ -160,8 +163,9 @@ class LlamaClient:
         body = {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True, "grammar": NO_OUTPUT, "temperature": 0}
         return {"model": self._model, **body} if self._model else body
 
-    def _aimed(self, prompt: Sequence[Any], slot: int) -> bytes:
-        return orjson.dumps({**self._completion(()), "prompt": prompt, "id_slot": slot, "response_fields": _FIELDS})
+    def _aimed(self, prompt: Sequence[Any], slot: int | None) -> bytes:
+        aim = {} if slot is None else {"id_slot": slot}
+        return orjson.dumps({**self._completion(()), "prompt": prompt, **aim, "response_fields": _FIELDS})
 
     async def _act(self, slot: int, action: str, body: dict[str, Any], auth: Auth, timeout_s: float) -> dict[str, Any]:
         told = {"model": self._model, **body} if self._model else body

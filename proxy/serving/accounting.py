@@ -30,7 +30,7 @@ class Accounting:
     def take_slot(self, ticket: Ticket, slot: int) -> None:
         """The server put the request into this slot; what it did with the old content is entered."""
         ledger = self._context.model.ledger
-        if ticket.is_over or ticket.slot is not None or ledger.slots[slot].lease not in (0, ticket.number):
+        if ticket.over.is_set() or ticket.slot is not None or ledger.slots[slot].lease not in (0, ticket.number):
             return
         choice = choose(ticket.need, ledger.idle())
         if ticket.plan.slot is not None:

@@ -31,11 +31,16 @@ class Context:
     model: Model
     is_stopping: bool = False
     """Running requests may end; nothing is saved any more."""
+    pulses: int = 0
+    """How many requests have empty tasks sent ahead of them: slots change their task numbers by it."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def observe(self, looks: list[Look], ours: Iterable[int] = ()) -> None:
         """Enter a look at `/slots`; what it took away is told."""
-        if surprised := self.model.ledger.observe(looks, ours, can_be_moved=self.model.able.clears_idle is not False):
+        are_moved = self.pulses > 0
+        ours = [look.slot for look in looks] if are_moved else ours  # lengths tell what else began
+        can_be_moved = self.model.able.clears_idle is not False
+        if surprised := self.model.ledger.observe(looks, ours, can_be_moved=can_be_moved, are_moved=are_moved):
             self.report.surprised(surprised)
 
     def is_new(self, look: Look) -> bool:

@@ -23,6 +23,7 @@ from proxy.serving.executor import Executor
 from proxy.serving.lifecycle import Lifecycle
 from proxy.serving.model import Model
 from proxy.serving.needs import Needs
+from proxy.serving.neighbours import Neighbours
 from proxy.serving.reporting import Reporter
 from proxy.serving.store import Store
 from proxy.serving.ticket import Ticket
@@ -31,7 +32,7 @@ from proxy.settings import Settings
 from proxy.slots.holding import Unknown
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, Source, nothing
-from proxy.slots.planner import plan, shield
+from proxy.slots.planner import plan
 
 MAX_PLANS = 4
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
@@ -60,6 +61,7 @@ class Engine:
         self._reclaimed_at = 0.0
         self._inside: dict[int, Ticket] = {}
         """Requests that have passed the gate, by number."""
+        self.neighbours = Neighbours(self.context, self._inside)
 
     # Entering
 
@@ -121,23 +123,35 @@ class Engine:
             return
         ticket.need = await self.needs.of(ticket)
         for _ in range(MAX_PLANS):
-            ticket.plan = self._plan(ticket)
-            if ticket.plan.source is not Source.CONTINUE and not has_looked:
+            ended, made = model.ledger.n_ended, self._plan(ticket)
+            if made.source is not Source.CONTINUE and not has_looked:
                 # Beliefs are about to be acted on, and a server can be restarted within a second.
                 has_looked = await self._look(ticket, is_needed=True)
                 continue
-            self.report.planned(ticket)
-            if ticket.plan.reason == "mid_conversation":
-                self.needs.was_rewritten(ticket.need)
+            self._take_up(ticket, made)
             try:
                 await self.executor.carry_out(ticket)
             except PlanAgain:
+                ticket.plan = nothing("no_plan_worked")
                 continue
-            if last := shield(ticket.need, ticket.plan, model.ledger, model.able):
-                # Not waited for: right behind it the request arrives, and nothing is freed in between.
-                self.context.spawn(self.executor.do(ticket, last))
-            return
-        ticket.plan = nothing("no_plan_worked")
+            if made.source is Source.CONTINUE:
+                return
+            if not await self.neighbours.have_ended(ticket) and ended == model.ledger.n_ended:
+                await self.neighbours.keep_away(ticket)
+                return
+            if model.settling:
+                await asyncio.wait(model.settling)
+
+    def _take_up(self, ticket: Ticket, made: Plan) -> None:
+        """Go by this plan; what an earlier one has brought into a slot keeps its name."""
+        before, ticket.plan = ticket.plan, made
+        has_prepared = before.source in (Source.RESTORE, Source.WARM_UP) and made.reason == "slot_holds_prefix"
+        if has_prepared:
+            ticket.plan = replace(made, source=before.source, reason=before.reason)
+        elif (before.source, before.reason) != (made.source, made.reason):
+            self.report.planned(ticket)
+        if made.reason == "mid_conversation":
+            self.needs.was_rewritten(ticket.need)
 
     async def _look(self, ticket: Ticket, *, is_needed: bool = False) -> bool:
         """Look whether the server is still the same, and probe one that has just started."""
@@ -265,8 +279,8 @@ class Engine:
             self.model.gate.leave(places)
 
     def _release(self, ticket: Ticket) -> None:
-        ticket.is_over = True
         self.model.ledger.release(ticket.number)
+        ticket.over.set()
         self.model.turn.give_back(ticket)
 
     # Other users and other servers

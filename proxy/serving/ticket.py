@@ -4,6 +4,7 @@ It is also the watcher of the passing answer. Whatever happens (answered, cut, c
 exactly once; `settle` may be called any number of times.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -48,8 +49,8 @@ class Ticket:
         self.path = ""
         self.is_whole = False
         self.was_sent = False
-        self.is_over = False
-        """It is accounted for: whatever is still being looked up for it comes too late."""
+        self.over = asyncio.Event()
+        """Set when it is accounted for: whatever is still being looked up for it comes too late."""
         self.has_begun = False
         self.is_reclaimed = False
         """Its slot was given to others while the client still reads."""

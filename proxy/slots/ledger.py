@@ -63,6 +63,8 @@ class Ledger:
         """Whether all that this process did since its start was seen: what is not known here then does not exist."""
         self.may_be_hot = True
         """Whether nothing was learned yet of a process that may hold anybody's work: no request of ours has ended."""
+        self.n_ended = 0
+        """Grows with each request of ours that leaves a slot."""
         self._uses = 0
 
     def __repr__(self) -> str:
@@ -89,15 +91,19 @@ class Ledger:
         self.copies.clear()
         self.saw_start, self.may_be_hot = True, False
 
-    def observe(self, looks: Sequence[Look], ours: Iterable[int] = (), *, can_be_moved: bool = True) -> list[int]:
+    def observe(
+        self, looks: Sequence[Look], ours: Iterable[int] = (), *, can_be_moved: bool = True, are_moved: bool = False
+    ) -> list[int]:
         """Compare with a look at `/slots`; returns the slots whose belief was given up. `ours` we used ourselves.
 
-        `can_be_moved` is whether this server empties idle slots into host memory when a task begins elsewhere.
+        `can_be_moved` is whether this server empties idle slots into host memory when a task begins elsewhere;
+        `are_moved` whether we are just having it do so, by tasks that begin in any slot and leave no tokens.
         """
         known = [look for look in sorted(looks, key=_task_number) if 0 <= look.slot < len(self.slots)]
         begun = {look.slot for look in known if _has_begun(self.slots[look.slot].seen, look)}
         mine, surprised = set(ours), []
         newest = max((_task_number(look) for look in known), default=-1) if can_be_moved else -1
+        newest += are_moved
         for look in known:
             belief = self.slots[look.slot]
             has_run = look.slot in begun
@@ -180,6 +186,7 @@ class Ledger:
         for belief in self.slots:
             if belief.lease == number:
                 belief.lease = 0
+                self.n_ended += 1
                 if belief.seen is not None:  # the look that would tell may fail
                     belief.seen = replace(belief.seen, is_busy=False)
 

@@ -174,20 +174,6 @@ def _holder(need: Need, idle: Sequence[SlotBelief]) -> SlotBelief | None:
     return max(held, key=lambda b: len(b.holds.chain) if isinstance(b.holds, Talk) else 0, default=None)
 
 
-def shield(need: Need, made: Plan, ledger: Ledger, able: Capabilities) -> Copy | None:
-    """A last step for a plan that was made while others run.
-
-    A slot that the server frees between planning and the request's arrival may share its beginning, would be chosen and
-    overwritten. Where a task empties the idle slots, one more copy moves such a slot's content to host memory.
-    """
-    busy = [b for b in ledger.slots if b.lease and share(need, b.holds) != 0]
-    if not busy or not able.clears_idle or not able.keeps_copies or made.source in (Source.CONTINUE, Source.NONE):
-        return None
-    empty = next((b.slot for b in ledger.idle() if isinstance(b.holds, Nothing)), None)
-    aim = made.slot if made.slot is not None else empty
-    return Copy(aim) if aim is not None else None
-
-
 def _bare(key: str, need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> SlotBelief | None:
     """A slot that holds exactly this prefix and that the server will choose, once others are out of the way."""
     bare = next((b for b in idle if isinstance(b.holds, Prefix) and b.holds.key == key), None)

@@ -1,0 +1,89 @@
+"""Neighbours: what requests that run beside one that is about to be forwarded may leave in its way.
+
+A slot that the server frees between planning and the request's arrival may share the request's beginning. It would be
+chosen and overwritten, and what was prepared would be in vain. Two things are done about it, and only where such a
+neighbour runs: a last look, before forwarding, whether one has ended, so that the plan is made again with what it left;
+and, where any task makes the server move idle slots to host memory, empty tasks right ahead of the request.
+
+Neither closes the gap altogether: the server may free a slot in the very pass in which it takes up the request.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+from proxy.llama.client import ControlFailed
+from proxy.serving.context import Context
+from proxy.serving.ticket import Ticket
+from proxy.slots.holding import share
+from proxy.slots.ledger import SlotBelief
+from proxy.slots.plan import Source
+
+ENDS_S = 0.25
+"""How long the end of an answer may take to come here after its slot is free; a slower reader isn't awaited."""
+PULSE_PAUSES_S = [min(0.05, 0.0005 * 1.3**n) for n in range(50)]
+"""Quick at first: a request takes some milliseconds from here to the server's queue, the longest ones some hundred."""
+HEAD_START_S = 0.001
+"""By how much an empty task is sent ahead of the request."""
+
+
+class Neighbours:
+    """Minds the requests inside, for one context."""
+
+    def __init__(self, context: Context, inside: Mapping[int, Ticket]) -> None:
+        self._context = context
+        self._inside = inside
+
+    def sharing(self, ticket: Ticket) -> list[SlotBelief]:
+        """Slots at work for others that may share this request's beginning."""
+        others = [b for b in self._context.model.ledger.slots if b.lease not in (0, ticket.number)]
+        return [b for b in others if share(ticket.need, b.holds) != 0]
+
+    async def have_ended(self, ticket: Ticket) -> bool:
+        """Whether one of them has a free slot now; its account is waited for."""
+        model = self._context.model
+        sharing = self.sharing(ticket)
+        if not sharing or not model.able.shows_slots:
+            return False
+        free = {look.slot for look in await model.client.slots(ticket.visit.auth) if not look.is_busy}
+        over = [self._inside[b.lease] for b in sharing if b.slot in free and b.lease in self._inside]
+        ends = [asyncio.ensure_future(one.over.wait()) for one in over]
+        if ends:
+            await asyncio.wait(ends, timeout=ENDS_S)
+        for end in ends:
+            end.cancel()
+        return any(one.over.is_set() for one in over)
+
+    async def keep_away(self, ticket: Ticket) -> None:
+        """Have idle slots moved to host memory until the request has begun, if it is to be loaded from there.
+
+        The server takes up tasks between two batches. The answer to an empty task tells that a batch has just begun:
+        the next empty task and the request then wait for its end together, in this order.
+        """
+        model = self._context.model
+        is_loaded = ticket.plan.source is Source.RESUME and model.able.keeps_copies and model.able.clears_idle
+        if not is_loaded or not self.sharing(ticket):
+            return
+        self._context.pulses += 1
+        first = asyncio.Event()
+        pulsing = self._context.spawn(self._pulse(ticket, first))
+        waiting = asyncio.ensure_future(first.wait())
+        await asyncio.wait({waiting, pulsing}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await asyncio.sleep(HEAD_START_S)
+
+    async def _pulse(self, ticket: Ticket, first: asyncio.Event) -> None:
+        """One at a time: more of them would take the slots that the request could get."""
+        model, auth = self._context.model, ticket.visit.auth
+        try:
+            for pause in PULSE_PAUSES_S:
+                if ticket.has_begun or ticket.slot is not None or ticket.over.is_set():
+                    break
+                await model.client.copy(None, auth, self._context.settings.control_timeout)
+                first.set()
+                await asyncio.sleep(pause)
+            with suppress(ControlFailed):
+                looks = await model.client.slots(auth)
+                self._context.observe(looks, [look.slot for look in looks if self._context.is_new(look)])
+        finally:
+            self._context.pulses -= 1

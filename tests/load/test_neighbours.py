@@ -1,0 +1,128 @@
+"""A request that runs beside another ends just when that one is about to be forwarded: neither loses anything by it.
+
+Where a task makes the server move idle slots to host memory (default flags): a slot that has just become free shares
+the beginning of the request, and would be chosen and overwritten.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.models import Kind
+from proxy.demo.servers import LlamaServer
+from proxy.demo.sessions import Body, next_turn
+from proxy.demo.vocabulary import WORDS
+from tests.conftest import StartLlama
+from tests.load.quiet import idle_server
+from tests.load.relay import Call, relay
+from tests.serving.running import Answer, Running, running, sessions
+
+SLACK = 24
+"""What finding a conversation again may cost."""
+PULSES = 2
+LONG_READ = 1500
+"""Words that keep a neighbour busy; a long answer would not come back as the same tokens."""
+KINDS: list[Kind] = ["dense", "hybrid"]
+
+
+class Held:
+    """Lets everything through, but holds back one call until the server is idle."""
+
+    def __init__(self, server: LlamaServer) -> None:
+        self.server, self.is_armed, self.has_held = server, False, False
+        self.copies = 0
+
+    def is_meant(self, call: Call) -> bool:
+        raise NotImplementedError
+
+    async def __call__(self, call: Call) -> None:
+        self.copies += call.is_copy
+        if self.is_armed and self.is_meant(call):
+            self.is_armed, self.has_held = False, True
+            await idle_server(self.server)
+            await self.then()
+
+    async def then(self) -> None:
+        """What else to wait for."""
+
+
+class HeldRequest(Held):
+    """Holds back the chat request itself, and until the proxy has gone on minding its neighbours."""
+
+    def is_meant(self, call: Call) -> bool:
+        return call.path.endswith("/chat/completions")
+
+    async def then(self) -> None:
+        before = self.copies
+        async with asyncio.timeout(2):
+            while self.copies < before + PULSES:
+                await asyncio.sleep(0.001)
+
+
+class HeldRestore(Held):
+    """Holds back the restore of a checkpoint."""
+
+    def is_meant(self, call: Call) -> bool:
+        return call.path.endswith("action=restore")
+
+
+async def has_begun(server: LlamaServer, proxied: Running) -> None:
+    """Wait until some request of the proxy's is known to be in a slot."""
+    async with asyncio.timeout(5):
+        while not any(belief.lease for belief in proxied.proxy.engine.model.ledger.slots):
+            await asyncio.sleep(0.005)
+
+
+def goes_on(body: Body, answer: Answer) -> Body:
+    """A turn that takes its time."""
+    return next_turn(body, answer.text, " ".join(random.Random(1).choices(WORDS, k=LONG_READ)))
+
+
+def spare(answer: Answer, before: Answer) -> int:
+    """Tokens prefilled beyond what was new in this turn."""
+    return answer.prefilled - (answer.prompt_tokens - before.prompt_tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_neighbour_ends_while_a_request_is_on_its_way(start_llama: StartLlama, kind: Kind) -> None:
+    """What comes back from host memory does not take the slot that has just become free."""
+    server = start_llama(kind)
+    hold = HeldRequest(server)
+    first, second = sessions("/a", "/b", tokens=2500)
+    async with relay(server, hold) as url, running(url) as proxied:
+        one = await proxied.ask(first)
+        other = await proxied.ask(second)
+        again = goes_on(second, other)
+        talking = asyncio.create_task(proxied.ask(again))
+        await has_begun(server, proxied)
+        hold.is_armed = True
+        resumed = await proxied.ask(next_turn(first, one.text, "go on"))
+        spoken = await talking
+        later = await proxied.ask(next_turn(again, spoken.text, "and on"))
+    assert hold.has_held
+    assert SLACK >= spare(resumed, one), proxied.reasons
+    assert SLACK >= spare(later, spoken), proxied.reasons
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_neighbour_ends_while_a_slot_is_prepared(start_llama: StartLlama, tmp_path: Path, kind: Kind) -> None:
+    """The plan is made again: what the neighbour left is moved out of the way of the restored prefix."""
+    server = start_llama(kind, "--slot-save-path", str(tmp_path))
+    hold = HeldRestore(server)
+    first, second, third = sessions("/a", "/b", "/c", tokens=2500)
+    settings = {"persist": True, "slot_dir": tmp_path, "dir": tmp_path / "index"}
+    async with relay(server, hold) as url, running(url, **settings) as proxied:
+        await proxied.ask(first)
+        other = await proxied.ask(second)
+        again = goes_on(second, other)
+        talking = asyncio.create_task(proxied.ask(again))
+        await has_begun(server, proxied)
+        hold.is_armed = True
+        new = await proxied.ask(third)
+        spoken = await talking
+        later = await proxied.ask(next_turn(again, spoken.text, "and on"))
+    assert hold.has_held
+    assert proxied.prefix.n_tokens <= new.reused, proxied.reasons
+    assert SLACK >= spare(later, spoken), proxied.reasons
