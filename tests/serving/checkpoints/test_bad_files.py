@@ -32,14 +32,14 @@ from tests.serving.checkpoints.persisting import (
     told,
     unwatched,
 )
-from tests.serving.running import Answer, Running, ask_directly, distance, sessions
+from tests.serving.checkpoints.prepared import TOKENS, ask_new, started
+from tests.serving.running import ask_directly, distance, sessions
 
 __all__ = ["calls", "place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
 Spoil = Callable[[Path], None]
-TOKENS = 600
 PROBES = 1
 """Restores that each server start costs, however bad a file is."""
 
@@ -98,21 +98,6 @@ DAMAGES: dict[str, Spoil] = {
     "symlink": as_link,
     "directory": as_directory,
 }
-
-
-async def started(start: StartLlama, place: Place, *flags: str) -> tuple[LlamaServer, Answer]:
-    """A server with one checkpoint of a proxy that has ended, killed and started again; and a cold answer of it."""
-    server = place.start(start, DENSE, *EXACT, "-np", "1", *flags)
-    (cold,) = await ask_directly(server, {**told("/new", tokens=TOKENS), "cache_prompt": False})
-    crash(server)
-    async with place.proxy(server) as proxied:
-        await proxied.ask(sessions("/old", tokens=TOKENS)[0])
-    crash(server)
-    return server, cold
-
-
-async def ask_new(proxied: Running) -> Answer:
-    return await proxied.ask(told("/new", tokens=TOKENS))
 
 
 async def recovers(place: Place, server: LlamaServer) -> bool:

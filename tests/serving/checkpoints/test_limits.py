@@ -224,7 +224,7 @@ async def test_a_file_chosen_for_a_restore_meanwhile_is_not_deleted(
 
         def plan_and_be_late(*told: Any) -> Any:
             planned = plan(*told)
-            store.shelf.in_use.add(f"{1:016x}")
+            store.shelf.in_use[f"{1:016x}"] += 1
             return planned
 
         monkeypatch.setattr(housekeeping, "_plan", plan_and_be_late)
