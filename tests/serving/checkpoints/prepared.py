@@ -1,4 +1,4 @@
-"""A server with a checkpoint on disk, made once a run for each kind of model and copied for each test that begins so."""
+"""A server with a checkpoint on disk: made once a run for each kind of model, copied for each test that begins so."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ async def _prepare(start: StartLlama, setup: Setup) -> Prepared:
         async with place.proxy(server) as proxied:
             await proxied.ask(sessions("/old", tokens=TOKENS)[0])
         server.close()
-        kept = [place.checkpoint, place.index / "index.json"]
+        kept = [*place.files(), place.index / "index.json"]
         return Prepared(cold, {path.relative_to(home): path.read_bytes() for path in kept})
 
 

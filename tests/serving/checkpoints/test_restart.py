@@ -1,9 +1,5 @@
 """A server that was killed and started again has its prefix back from disk."""
 
-import math
-
-import pytest
-
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
     EXACT,
@@ -23,7 +19,7 @@ from tests.serving.checkpoints.persisting import (
     told,
     unwatched,
 )
-from tests.serving.running import ask_directly, ask_server, distance, sessions
+from tests.serving.running import ask_directly, distance, sessions
 
 __all__ = ["calls", "place", "unwatched"]
 
@@ -71,37 +67,6 @@ async def test_with_default_flags_an_answer_after_a_restore_is_that_after_a_warm
         restored = await proxied.ask(told("/new"))
         assert ["warm-up", "restore"] == proxied.sources
     assert QUIET > distance(warmed, restored)
-
-
-@setups
-@pytest.mark.usefixtures("unwatched")
-async def test_a_server_that_was_seen_to_start_has_its_prefix_before_any_request(
-    start_llama: StartLlama, place: Place, setup: Setup
-) -> None:
-    """The prefix used last is in the slot, and the first request finds it there."""
-    server = place.start(start_llama, setup)
-    await saved(place, server)
-    crash(server)
-    async with place.proxy(server) as proxied:
-        await proxied.proxy.engine.lifecycle.look()
-        answer = await proxied.ask(sessions("/new")[0])
-        assert ["hit"] == proxied.sources
-        assert proxied.prefix.n_tokens <= answer.reused
-
-
-async def test_nothing_is_restored_into_a_server_that_only_slept(start_llama: StartLlama, place: Place) -> None:
-    """An idle proxy lets the server sleep, and gives it nothing when it has."""
-    server = place.start(start_llama, Setup("dense"), "--sleep-idle-seconds", "1")
-    async with place.proxy(server) as proxied:
-        await proxied.ask(sessions("/old")[0])
-        model, lifecycle = proxied.proxy.engine.model, proxied.proxy.engine.lifecycle
-        while not (await ask_server(server, "/props"))["is_sleeping"]:
-            model.last_answer = -math.inf
-            await lifecycle.look()
-        await lifecycle.look()
-        assert (await ask_server(server, "/props"))["is_sleeping"]
-        answer = await proxied.ask(sessions("/new")[0])
-        assert proxied.prefix.n_tokens <= answer.reused
 
 
 async def test_a_sliding_window_without_its_flag_is_told_once_and_left_alone(
