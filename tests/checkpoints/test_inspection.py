@@ -13,6 +13,7 @@ from proxy.checkpoints.inspection import Expected, FileVerdict, digest, inspect,
 from proxy.checkpoints.key import companion_name, final_name
 from proxy.checkpoints.state_file import Header, NotRead
 from tests.checkpoints.state_files import KEY, STATE, TOKENS, expected_of, head, settled, state_file
+from tests.permissions import permissions_count
 
 WHOLE_BYTES = len(head()) + len(STATE)
 PLACES = [0, 1, 4, len(head()) - 1, len(head()) + 7, WHOLE_BYTES // 2, WHOLE_BYTES - 1]
@@ -190,14 +191,12 @@ def test_a_file_that_cannot_be_read_is_unreadable(path: Path, monkeypatch: pytes
     assert not FileVerdict.UNREADABLE.is_damage
 
 
-def test_a_file_without_permission_is_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of another user is told as such."""
-
-    def refused(*_: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refused)
-    assert inspect(path, Expected()).verdict is FileVerdict.UNREADABLE
+def test_a_file_without_permission_is_unreadable(path: Path) -> None:
+    """A file of another user is told as such, and is no damage."""
+    path.chmod(0)
+    with permissions_count():
+        found = inspect(path, Expected())
+    assert (FileVerdict.UNREADABLE, "Permission denied") == (found.verdict, found.detail)
 
 
 def test_a_file_written_to_while_it_is_read_is_not_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from proxy.checkpoints.state_file import FIXED_BYTES
 from proxy.demo.servers import LlamaServer
 from proxy.serving.store import Store
 from tests.conftest import StartLlama
+from tests.permissions import permissions_count
 from tests.serving.checkpoints.persisting import (
     DENSE,
     EXACT,
@@ -238,26 +239,19 @@ async def test_a_file_of_another_format_is_told_and_built_once(
     assert await recovers(place, server)
 
 
-async def test_an_unreadable_file_is_not_restored(
-    start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unreadable_file_is_not_restored(start_llama: StartLlama, place: Place, calls: Calls) -> None:
     """What can't be read can't be proven; it is left where it is until there is a new one."""
-    server, cold = await started(start_llama, place)
-    path, really_open = place.checkpoint, os.open
-
-    def refuse(name: Path, *told: int) -> int:
-        if Path(name) == path:
-            raise PermissionError(13, "Permission denied")
-        return really_open(name, *told)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("proxy.checkpoints.inspection.os.open", refuse)
+    with permissions_count():
+        server, cold = await started(start_llama, place)
+        before = calls.restores
+        place.checkpoint.chmod(0)
         async with place.proxy(server) as proxied:
             answer = await ask_new(proxied)
             assert ["warm-up"] == proxied.sources
-    assert QUIET > distance(cold, answer)
-    assert not place.files(FileKind.BAD)
-    assert await recovers(place, server)
+        assert QUIET > distance(cold, answer)
+        assert 0 == calls.restores - before - PROBES
+        assert not place.files(FileKind.BAD)
+        assert await recovers(place, server)
 
 
 async def test_a_file_deleted_between_check_and_use_costs_one_attempt(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.serving.chat_checks import divergent
+from proxy.serving.chat_checks import OTHER_USER, divergent
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, Calls, Place, calls, crash, place, told, unwatched
 from tests.serving.checkpoints.relay import relaying
@@ -51,6 +51,24 @@ async def test_a_file_that_the_same_chat_does_not_reuse_is_made_anew(
             await proxied.ask(TWO)
             assert ["warm-up", "warm-up"] == proxied.sources
     assert first != place.checkpoint.stat().st_ino
+
+
+async def test_another_chat_that_reuses_nothing_is_told_and_the_file_kept(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """A loud line names the flag that is most likely missing; the restore counts, now and after the next start."""
+    server = place.start(start_llama, DENSE, "-np", "1")
+    async with relaying(server) as relay:
+        relay.missing, relay.forgets = "/apply-template", OTHER_USER.encode()
+        async with place.proxy(relay.base_url) as proxied:
+            await proxied.ask(ONE)
+            first = place.checkpoint.stat().st_ino
+            for body in (TWO, THREE):
+                crash(server, under=proxied)
+                await proxied.ask(body)
+            assert ["warm-up", "restore", "restore"] == proxied.sources
+            assert "--swa-full" in proxied.heard.said["divergent_not_reused"]
+    assert first == place.checkpoint.stat().st_ino
 
 
 def test_the_other_chat_differs_in_what_the_user_says() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from proxy.checkpoints.key import FileKind, bad_name, temporary_name
+from proxy.demo.servers import LlamaServer, ServerBinary
 from proxy.demo.sessions import next_turn
 from proxy.llama.client import ControlFailed, LlamaClient
 from proxy.serving import housekeeping, saving
@@ -119,27 +122,40 @@ async def test_a_disk_that_is_almost_full_is_left_alone(
     assert (1 if reason else 3) == calls.saves
 
 
-@pytest.fixture
-def tiny_disk(place: Place) -> Iterator[Path]:
-    """A file system with room for a file and a half, in place of the slot directory; a plain one without the right."""
+@pytest.fixture(params=["tmpfs", "file-limit"])
+def is_tiny_disk(request: pytest.FixtureRequest, place: Place) -> Iterator[bool]:
+    """A file system with room for a file and a half in place of the slot directory, where one may be mounted."""
+    if request.param != "tmpfs":
+        yield False
+        return
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place.slots], check=False)
-    yield place.slots
+    yield not mounted.returncode
     if not mounted.returncode:
         subprocess.run(["umount", "--lazy", place.slots], check=True)
 
 
+def let_no_file_be_larger(server: LlamaServer, size_bytes: int, home: Path) -> None:
+    """Start a server anew whose writes fail at that size as on a full disk; a shell has it ignore the signal."""
+    script = home / "llama-server"
+    script.write_text(f"#!/bin/sh\ntrap '' XFSZ\nexec {shlex.quote(str(server.binary.path))} \"$@\"\n")
+    script.chmod(0o700)
+    server.binary = ServerBinary(script, server.binary.environment)
+    crash(server)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+
+
 async def test_a_disk_that_fills_up_in_a_save_loses_nothing(
-    start_llama: StartLlama, place: Place, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch
+    start_llama: StartLlama, place: Place, is_tiny_disk: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's save fails: the fragment goes, the good file stays, the same is not tried again at once."""
     server = place.start(start_llama)
     (small, large) = (sessions("/a", seed=1, **SMALL)[0], sessions("/a", seed=2, tokens=1500)[0])
+    if not is_tiny_disk:
+        let_no_file_be_larger(server, 1_500_000, place.home)
     async with place.proxy(server) as proxied:
         await proxied.ask(small)
         good = place.checkpoint.read_bytes()
         monkeypatch.setattr("proxy.serving.saving.cleanup.room_for", lambda **_: None)
-        if not os.path.ismount(tiny_disk):
-            monkeypatch.setattr(LlamaClient, "save", fails_half_way(tiny_disk))
         assert 200 == (await proxied.ask(large)).status
         assert ["not_saved"] == proxied.heard.troubles
         assert good == place.checkpoint.read_bytes()

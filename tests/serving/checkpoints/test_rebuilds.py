@@ -35,19 +35,38 @@ ONE, TWO, THREE = sessions("/one", "/two", "/three", tokens=600)
 
 
 @both
+@pytest.mark.parametrize("layout", [("-np", "2"), ("-ctk", "f32")], ids=["own-buffers", "other-type"])
 async def test_another_layout_of_the_server_costs_one_cold_build(
-    start_llama: StartLlama, place: Place, setup: Setup
+    start_llama: StartLlama, place: Place, setup: Setup, layout: tuple[str, str]
 ) -> None:
-    """Two slots with buffers of their own refuse the file of one: said, built once, restored from then on."""
+    """Slots with buffers of their own, or of another type, refuse the file: said, built once, restored from then on."""
     server = place.start(start_llama, setup, "-np", "1")
     async with place.proxy(server) as proxied:
         await proxied.ask(ONE)
         for body in (TWO, THREE):
-            crash(server, "-np", "2", under=proxied)
+            crash(server, *layout, under=proxied)
             assert 200 == (await proxied.ask(body)).status
         assert ["warm-up", "warm-up", "restore"] == proxied.sources
         assert ["restore_failed"] == reasons(proxied, ["restore"])
     assert not place.files(FileKind.BAD)
+
+
+async def test_a_context_too_small_for_the_prefix_is_not_tried(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """The server refuses such a request anyway, as directly; the checkpoint waits for a server that has room."""
+    server = place.start(start_llama, DENSE, "-np", "1")
+    async with place.proxy(server) as proxied:
+        await proxied.ask(ONE)
+        crash(server, "-c", "1024", under=proxied)
+        before = calls.restores
+        answer = await proxied.ask(TWO)
+        (directly,) = await ask_directly(server, TWO)
+        assert (400, directly.data) == (answer.status, answer.data)
+        assert 1 == calls.restores - before  # the probe's
+        crash(server, under=proxied)
+        await proxied.ask(THREE)
+        assert "restore" == proxied.sources[-1]
 
 
 async def test_a_new_server_id_forces_a_rebuild(start_llama: StartLlama, place: Place) -> None:
