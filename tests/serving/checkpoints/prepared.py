@@ -6,11 +6,12 @@ from tempfile import TemporaryDirectory
 
 from proxy.demo.servers import LlamaServer
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import DENSE, EXACT, Place, Setup, crash, told
+from tests.serving.checkpoints.persisting import DENSE, EXACT, TOKENS, Place, Setup, crash, told
 from tests.serving.running import Answer, Running, ask_directly, sessions
 
-TOKENS = 600
 FLAGS = (*EXACT, "-np", "1")
+PROBES = 1
+"""Restores that each server start costs, however bad a file is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ async def _prepare(start: StartLlama, setup: Setup) -> Prepared:
     with TemporaryDirectory() as home:
         place = Place(Path(home))
         server = place.start(start, setup, *FLAGS)
-        (cold,) = await ask_directly(server, {**told("/new", tokens=TOKENS), "cache_prompt": False})
+        (cold,) = await ask_directly(server, {**told("/new"), "cache_prompt": False})
         crash(server)
         async with place.proxy(server) as proxied:
             await proxied.ask(sessions("/old", tokens=TOKENS)[0])
@@ -51,4 +52,12 @@ async def _prepare(start: StartLlama, setup: Setup) -> Prepared:
 
 async def ask_new(proxied: Running) -> Answer:
     """The first question of another session, answered with log-probabilities."""
-    return await proxied.ask(told("/new", tokens=TOKENS))
+    return await proxied.ask(told("/new"))
+
+
+async def recovers(place: Place, server: LlamaServer) -> bool:
+    """After one more restart the new checkpoint is restored, and nothing is left lying about."""
+    crash(server)
+    async with place.proxy(server) as proxied:
+        await ask_new(proxied)
+        return ["restore"] == proxied.sources and place.is_clean()

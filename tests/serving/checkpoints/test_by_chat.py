@@ -19,14 +19,14 @@ async def test_it_is_restored_after_a_crash_and_checked_by_chat(
 ) -> None:
     """The same chat is reused, another one too; the next session answers as a cold server would."""
     server = place.start(start_llama, DENSE, *EXACT, "-np", "1")
-    (cold,) = await ask_directly(server, {**told("/two", tokens=600), "cache_prompt": False})
+    (cold,) = await ask_directly(server, {**told("/two"), "cache_prompt": False})
     crash(server)
     async with relaying(server) as relay:
         relay.missing = "/apply-template"
         async with place.proxy(relay.base_url) as proxied:
             await proxied.ask(ONE)
             crash(server, under=proxied)
-            answer = await proxied.ask(told("/two", tokens=600))
+            answer = await proxied.ask(told("/two"))
             crash(server, under=proxied)
             await proxied.ask(THREE)
             assert ["warm-up", "restore", "restore"] == proxied.sources

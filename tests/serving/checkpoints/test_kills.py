@@ -14,7 +14,7 @@ from proxy.demo.proxies import ProxyProcess
 from proxy.demo.servers import LlamaServer
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import HYBRID, QUIET, Place, crash, place, told, unwatched
-from tests.serving.checkpoints.prepared import TOKENS, ask_new, started
+from tests.serving.checkpoints.prepared import ask_new, started
 from tests.serving.checkpoints.relay import Relay, When, relaying
 from tests.serving.running import Answer, ask, distance, talking
 
@@ -35,7 +35,7 @@ async def ask_in_vain(base_url: str) -> int:
     """Ask somebody who may die of it; the status, 0 for a broken connection."""
     async with talking() as client:
         with suppress(aiohttp.ClientError):
-            return (await ask(client, base_url, told("/new", tokens=TOKENS))).status
+            return (await ask(client, base_url, told("/new"))).status
     return 0
 
 

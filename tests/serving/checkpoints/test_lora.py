@@ -12,13 +12,12 @@ from proxy.demo.models import LAYERS, WIDTH
 from proxy.demo.servers import LlamaServer
 from proxy.serving.saving import ADAPTERS
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, Place, crash, place, told, unwatched
+from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, TOKENS, Place, crash, place, told, unwatched
 from tests.serving.running import Answer, Running, ask_directly, ask_server, distance, sessions
 
 __all__ = ["place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
-TOKENS = 600
 RANK = 2
 
 
@@ -40,7 +39,7 @@ def adapter(path: Path, seed: int) -> Path:
 
 
 async def cold(server: LlamaServer) -> Answer:
-    (answer,) = await ask_directly(server, {**told("/new", tokens=TOKENS), "cache_prompt": False})
+    (answer,) = await ask_directly(server, {**told("/new"), "cache_prompt": False})
     return answer
 
 
@@ -53,7 +52,7 @@ async def cold_after_a_start(server: LlamaServer, *flags: str) -> Answer:
 
 
 async def ask_new(proxied: Running) -> Answer:
-    return await proxied.ask(told("/new", tokens=TOKENS))
+    return await proxied.ask(told("/new"))
 
 
 async def test_an_adapter_and_its_scale_have_checkpoints_of_their_own(

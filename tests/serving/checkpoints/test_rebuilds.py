@@ -14,6 +14,7 @@ from tests.serving.checkpoints.persisting import (
     EXACT,
     HYBRID,
     QUIET,
+    TOKENS,
     Calls,
     Place,
     Setup,
@@ -75,7 +76,7 @@ async def test_a_new_server_id_forces_a_rebuild(start_llama: StartLlama, place: 
     await saved(place, server)
     crash(server)
     async with place.proxy(server, server_id="other") as proxied:
-        await proxied.ask(sessions("/new")[0])
+        await proxied.ask(sessions("/new", tokens=TOKENS)[0])
         assert ["warm-up"] == proxied.sources
     assert 2 == len(place.files())
 
@@ -131,9 +132,9 @@ async def test_a_checkpoint_of_a_server_that_was_not_probed_is_not_trusted_by_th
     """Saved with nothing to compare, it could be of other flags: used on the same process only, built anew after it."""
     rope = ("--rope-freq-base", "1000000")
     server = place.start(start_llama, HYBRID, *EXACT, "-np", "1")
-    (cold,) = await ask_directly(server, {**told("/new", tokens=600), "cache_prompt": False})
+    (cold,) = await ask_directly(server, {**told("/new"), "cache_prompt": False})
     crash(server, *rope)
-    await ask_directly(server, sessions("/hot", seed=8)[0])
+    await ask_directly(server, sessions("/hot", seed=8, tokens=TOKENS)[0])
     async with place.proxy(server) as proxied:
         for body in (sessions("/hot", seed=8, tokens=400)[0], ONE):
             await proxied.ask(body)
@@ -141,7 +142,7 @@ async def test_a_checkpoint_of_a_server_that_was_not_probed_is_not_trusted_by_th
         assert () == next(record.logprobs for record in place.known().records if record.key == proxied.prefix.key)
     crash(server)
     async with place.proxy(server) as proxied:
-        answer = await proxied.ask(told("/new", tokens=600))
+        answer = await proxied.ask(told("/new"))
         assert ["warm-up"] == proxied.sources
     assert QUIET > distance(cold, answer)
 
@@ -166,6 +167,6 @@ async def test_a_restore_that_takes_for_ever_is_tried_three_times_at_most(
     async with place.proxy(server, max_gb=0.0001) as proxied:  # nothing replaces the file
         for number in range(5):
             crash(server, under=proxied)
-            assert 200 == (await proxied.ask(sessions(f"/new{number}")[0])).status
+            assert 200 == (await proxied.ask(sessions(f"/new{number}", tokens=TOKENS)[0])).status
         assert not proxied.proxy.engine.store.disk(key).has_checkpoint
     assert 3 == tries

@@ -11,6 +11,7 @@ from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
     DENSE,
     HYBRID,
+    TOKENS,
     Calls,
     Place,
     Setup,
@@ -21,7 +22,7 @@ from tests.serving.checkpoints.persisting import (
     setups,
     unwatched,
 )
-from tests.serving.checkpoints.prepared import TOKENS, started
+from tests.serving.checkpoints.prepared import started
 from tests.serving.checkpoints.relay import relaying
 from tests.serving.running import Running, ask_server, sessions
 
