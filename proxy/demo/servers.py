@@ -77,8 +77,13 @@ def _from_wheel() -> ServerBinary:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Our environment without the variables that llama-server reads as flags."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
+    """Our environment without the variables that llama-server reads as flags.
+
+    Builds with OpenMP let threads that wait for each other spin; where others use the same cores, too, a prompt then
+    takes ten times as long.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
+    return {"OMP_WAIT_POLICY": "passive", **kept}
 
 
 @lru_cache

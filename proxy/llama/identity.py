@@ -61,9 +61,14 @@ def model_identity(
         file=file,
         meta=_canonical(stable),
         model_path=told.model_path,
-        lora=_canonical(list(lora)) if lora else "",
+        lora=adapters_text(lora),
         server_id=server_id,
     )
+
+
+def adapters_text(lora: Sequence[Any]) -> str:
+    """LoRA adapters and their scales, as they go into an identity."""
+    return _canonical(list(lora)) if lora else ""
 
 
 def file_identity(path: str) -> str:

@@ -17,6 +17,7 @@ from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.identity import file_identity, model_identity, process
 from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
 from proxy.llama.probe import probe
+from proxy.serving.adapters import adapters
 from proxy.serving.context import Context
 from proxy.slots.holding import Nothing, Prefix
 from proxy.slots.ledger import Look
@@ -136,7 +137,7 @@ class Acquaintance:
         """Get to know a server process."""
         model, client = self._context.model, self._context.model.client
         now = process(await client.props(auth))
-        models, lora = await asyncio.gather(client.models(auth), client.lora_adapters(auth))
+        models, lora = await asyncio.gather(client.models(auth), adapters(client, auth))
         file = await asyncio.to_thread(file_identity, now.model_path)
         identity = model_identity(now, models, lora, server_id=self._context.settings.server_id, file=file)
         looks = await self._first_looks(auth) if not now.is_sleeping else []

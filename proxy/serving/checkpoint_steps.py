@@ -12,10 +12,11 @@ from http import HTTPStatus
 from proxy.checkpoints.key import final_name
 from proxy.checkpoints.record import Checkpoint
 from proxy.llama.client import ControlFailed, Warmed
+from proxy.serving.adapters import are_as_met
 from proxy.serving.chat_checks import ChatChecks
 from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix
-from proxy.serving.saving import REFUSALS
+from proxy.serving.saving import ADAPTERS, REFUSALS
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Nothing, Prefix, Unknown
@@ -35,8 +36,8 @@ class CheckpointSteps:
         self._steps = steps
         self._by_chat = ChatChecks(context)
 
-    async def restore(self, ticket: Ticket, slot: int, key: str) -> None:
-        """Prove the file, have the server read it, verify what it then holds (once per checkpoint and server start)."""
+    async def prove(self, ticket: Ticket, key: str) -> str:
+        """The name of its file, whose bytes were proven; nothing is lost if this is given up at any point."""
         model, store = self._context.model, self._context.store
         prefix = model.by_key(key)
         if prefix is None:
@@ -44,11 +45,20 @@ class CheckpointSteps:
         if model.able.n_ctx and prefix.n_tokens >= model.able.n_ctx:
             store.useless(key)
             raise PlanAgain("context_too_small")
-        # From before the look at it until the server has it: no clean-up takes it in between.
+        if not await are_as_met(self._context, ticket.visit.auth):
+            raise PlanBroken("adapters_changed")
+        name = await store.prove(key, prefix.tokens or None, model.able.format_version)
+        if name is None:
+            raise PlanAgain("checkpoint_not_fit")
+        return name
+
+    async def restore(self, ticket: Ticket, slot: int, key: str, name: str) -> None:
+        """Have the server read a proven file, verify what it then holds (once per checkpoint and server start)."""
+        model, store = self._context.model, self._context.store
+        prefix = model.by_key(key)
+        if prefix is None:
+            raise PlanBroken("prefix_forgotten")
         with store.shelf.using(key):
-            name = await store.prove(key, prefix.tokens or None, model.able.format_version)
-            if name is None:
-                raise PlanAgain("checkpoint_not_fit")
             await self._read_file(ticket, slot, prefix, name)
             if key not in model.verified:
                 verify = self._verify_chat if prefix.chat_body else self._verify
@@ -162,6 +172,9 @@ class CheckpointSteps:
         prefix = model.by_key(key)
         holder = next((b for b in model.ledger.idle() if isinstance(b.holds, Prefix) and b.holds.key == key), None)
         if holder is None or prefix is None or model.identity is None:
+            return
+        if model.adapters_changed or not await are_as_met(context, ticket.visit.auth):
+            self._not_saved(ADAPTERS)
             return
         if refusal := await store.saving.refusal(model.identity, prefix.n_tokens):
             self._not_saved(refusal)

@@ -53,9 +53,15 @@ class Executor:
             case Warm(key):
                 await self._warm(ticket, key)
             case Restore(slot, key):
-                await self._whatever_happens(ticket, self._checkpoints.restore(ticket, slot, key))
+                await self._restore(ticket, slot, key)
             case Save(key):
                 await self._whatever_happens(ticket, self._checkpoints.save(ticket, key))
+
+    async def _restore(self, ticket: Ticket, slot: int, key: str) -> None:
+        # From before the look at it until the server has it: no clean-up takes it in between.
+        with self._context.store.shelf.using(key):
+            name = await self._checkpoints.prove(ticket, key)
+            await self._whatever_happens(ticket, self._checkpoints.restore(ticket, slot, key, name))
 
     async def _whatever_happens(self, ticket: Ticket, work: Coroutine[None, None, None]) -> None:
         """To its end, even if the client leaves or has waited long enough: the server goes on with it, too."""

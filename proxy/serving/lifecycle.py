@@ -1,28 +1,23 @@
 """What is done while nobody asks: meet a server that has just started, restore its prefix, build what took too long.
 
-A request always comes first: whatever runs here is ended when one arrives, the probe and a running restore apart, which
-are short and which the request would wait for anyway. Looks at `/props` only, which neither wakes a sleeping server nor
-keeps it awake. Uses the configured key, since no client asked for it.
+A request always comes first: whatever runs here is ended when one arrives, but for the probe, which is short, and for
+what the server is reading or writing, which it would go on with anyway. Looks at `/props` only, which neither wakes a
+sleeping server nor keeps it awake. Uses the configured key, since no client asked for it.
 """
 
 import asyncio
 import time
-from array import array
 from collections.abc import Coroutine
 from contextlib import suppress
-from datetime import date
 from typing import Any
 
-from proxy.checkpoints.inspection import read_head
-from proxy.checkpoints.key import checkpoint_key, final_name
-from proxy.checkpoints.record import Checkpoint
-from proxy.checkpoints.state_file import Header
 from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.identity import process
 from proxy.serving.acquaintance import Acquaintance
 from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.executor import Executor
 from proxy.serving.model import ExactPrefix
+from proxy.serving.recall import latest_checkpoint
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit
 from proxy.slots.holding import Holding, Need, Nothing, Prefix
@@ -43,6 +38,8 @@ class Lifecycle:
         self._executor = executor
         self._watching: asyncio.Task[None] | None = None
         self._building: asyncio.Task[None] | None = None
+        self._holder = object()
+        """Has the turn while something runs here."""
         self._asleep = ""
         """Marker of a process that was first seen asleep."""
 
@@ -54,7 +51,7 @@ class Lifecycle:
 
     @property
     def is_building(self) -> bool:
-        """Whether a prefix is being built while nobody waits."""
+        """Whether a prefix is being restored or built while nobody waits."""
         return self._building is not None and not self._building.done()
 
     @property
@@ -115,16 +112,25 @@ class Lifecycle:
             await self._with_turn(self._acquaintance.probe(self.auth))
 
     async def _with_turn(self, work: Coroutine[Any, Any, None]) -> None:
-        turn, holder = self._context.model.turn, object()
+        turn = self._context.model.turn
         try:
-            await turn.take(holder)
+            await turn.take(self._holder)
         except asyncio.CancelledError:
             work.close()
             raise
         try:
             await work
         finally:
-            turn.give_back(holder)
+            turn.give_back(self._holder)
+
+    async def _carry_out(self, ticket: Ticket) -> None:
+        """The turn is the ticket's meanwhile: what the server is at when a request comes keeps it to its end."""
+        turn = self._context.model.turn
+        turn.hand_over(self._holder, ticket)
+        try:
+            await self._executor.carry_out(ticket)
+        finally:
+            turn.hand_over(ticket, self._holder)
 
     async def _welcome(self, marker: str) -> None:
         """A server process that nobody has used yet: probe it, give it the prefix that was used last."""
@@ -137,29 +143,19 @@ class Lifecycle:
             return
         await self._acquaintance.probe(self.auth)
         has_slept = marker == self._asleep
-        latest = self._context.store.latest(model.identity) if model.identity and not has_slept else None
         is_unused = all(_is_worthless(belief.holds) for belief in model.ledger.slots)
-        if latest is None or not is_unused or model.able.restores is False or model.gate.inside or model.gate.waiting:
+        if has_slept or not is_unused or model.able.restores is False or model.gate.inside or model.gate.waiting:
             return
-        if self._context.store.disk(latest.key).has_checkpoint and await self._recall(latest):
+        self._building = self._context.spawn(self._give_latest())
+        await asyncio.wait({self._building})
+
+    async def _give_latest(self) -> None:
+        """Restore the prefix that was used last, before anybody asks for it."""
+        if latest := await latest_checkpoint(self._context):
             slot = self._own_slot
             ticket = self._own_ticket(latest.key, latest.n_tokens)
             ticket.plan = Plan(Source.RESTORE, "server_started", (Restore(slot, latest.key),), slot=slot)
-            await self._executor.carry_out(ticket)
-
-    async def _recall(self, latest: Checkpoint) -> bool:
-        """Read a checkpoint's tokens from its own file, and prove that its name follows from them."""
-        directory = self._context.store.directory
-        if directory is None:
-            return False
-        head = await asyncio.to_thread(read_head, directory / final_name(latest.key))
-        if not isinstance(head, Header):
-            return False
-        if checkpoint_key(latest.model, latest.lora, latest.server_id, head.tokens) != latest.key:
-            return False
-        prefix = ExactPrefix(latest.key, array("i", head.tokens), len(head.tokens), date.today())
-        self._context.model.remember(latest.key, prefix)
-        return True
+            await self._carry_out(ticket)
 
     async def warm_now(self) -> str:
         """Somebody wants the last prefix in a slot: restore or build it if the server is idle."""
@@ -176,13 +172,11 @@ class Lifecycle:
         return done[0] if done else "not_possible_now"
 
     async def _warm_last(self, done: list[str]) -> None:
-        model, store = self._context.model, self._context.store
+        model = self._context.model
         await self._acquaintance.glance(self.auth, is_needed=True)
-        latest = store.latest(model.identity) if model.identity else None
-        if latest is not None and not (store.disk(latest.key).has_checkpoint and await self._recall(latest)):
-            latest = None
-        name = latest.key if latest else next(reversed(model.prefixes), "")
-        prefix = model.prefixes.get(name)
+        latest = await latest_checkpoint(self._context)
+        name = next(reversed(model.prefixes), "")
+        prefix = latest or model.prefixes.get(name)
         if prefix is None or not prefix.tokens:
             done.append("no_prefix_known")
             return
@@ -193,7 +187,7 @@ class Lifecycle:
         if held and not model.able.keeps_copies:
             done.append("slots_hold_conversations")
             return
-        await self._executor.carry_out(ticket := self._warming(name, prefix, held, is_on_disk=latest is not None))
+        await self._carry_out(ticket := self._warming(name, prefix, held, is_on_disk=latest is not None))
         if ticket.plan.source is not Source.NONE:
             done.append("restored" if latest else "built")
 
@@ -233,7 +227,7 @@ class Lifecycle:
         ticket = self._own_ticket(rendering, prefix.n_tokens, prefix.key)
         ticket.patience_s = self._context.settings.warm_timeout
         ticket.plan = Plan(Source.WARM_UP, "server_idle", (*copies, Warm(prefix.key), Save(prefix.key)))
-        await self._executor.carry_out(ticket)
+        await self._carry_out(ticket)
 
     def _own_ticket(self, rendering: str, n_tokens: int, key: str = "") -> Ticket:
         visit = Visit(None, None, "", may_prepare=True, client="", auth=self.auth, rendering=rendering)

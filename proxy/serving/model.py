@@ -76,6 +76,8 @@ class Model:
     """In a row."""
     verified: set[str] = field(default_factory=set)
     """Keys of checkpoints that this process has proven good."""
+    adapters_changed: bool = False
+    """Whether that was seen while this process ran: what it holds may be of the old ones, and it reuses it."""
     displacing: set[int] = field(default_factory=set)
     """Tokens used to displace a slot's content: none is used twice, the server keeps a copy of each."""
     meeting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -83,13 +85,16 @@ class Model:
     """Whether renderings have the server's own token counts."""
     prompt_ms_per_token: float = 0.0
     """Measured on this server; 0 until a prompt of some length was prefilled."""
+    _marker: str = ""
     _known_keys: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     _salt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     def began_process(self, process: Process, identity: ModelIdentity, looks: list[Look] | None) -> None:
         """Another server process: believe nothing of the earlier one."""
         is_other_model = self.identity is not None and self.identity != identity
-        self.process, self.identity = process, identity
+        is_same_process = process.marker == self._marker
+        self.adapters_changed = is_same_process and (self.adapters_changed or is_other_model)
+        self.process, self.identity, self._marker = process, identity, process.marker
         if is_other_model:
             self.prefixes.clear()
         self.renders = True

@@ -27,7 +27,10 @@ SAVE_BACK_OFF_S = 600.0
 """After a failed save, or a clean-up that took it, the same checkpoint isn't saved again for this long."""
 TOO_LARGE = "max_gb_below_one_checkpoint"
 BLIND = "slot_dir_does_not_show_the_file"
+ADAPTERS = "adapters_changed"
 REFUSALS = {
+    ADAPTERS: "LoRA adapters were changed while the server ran, and it goes on with what it holds of the old ones; "
+    "restart it with those that are wanted",
     TOO_LARGE: "MAX_GB is less than one checkpoint",
     BLIND: "SLOT_DIR does not show what the server wrote; it must be the server's --slot-save-path",
     "disk_almost_full": "SLOT_DIR has less free than twice what it takes",

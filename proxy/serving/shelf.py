@@ -6,7 +6,7 @@ reading or writing, and what was learned of files since the start.
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Shelf:
     settings: Settings
     report: Reporter
     index: Index | None = None
-    in_use: set[str] = field(default_factory=set)
+    in_use: Counter[str] = field(default_factory=Counter)
     """Keys of files that the server is reading or writing, or is about to."""
     current: "deque[str]" = field(default_factory=lambda: deque(maxlen=CURRENT))
     """Keys of the prefixes that were saved or used last."""
@@ -75,11 +75,13 @@ class Shelf:
     @contextmanager
     def using(self, key: str) -> Iterator[None]:
         """No clean-up takes this file meanwhile."""
-        self.in_use.add(key)
+        self.in_use[key] += 1
         try:
             yield
         finally:
-            self.in_use.discard(key)
+            self.in_use[key] -= 1
+            if not self.in_use[key]:
+                del self.in_use[key]
 
     def is_current(self, key: str) -> None:
         """A checkpoint was saved or used just now."""

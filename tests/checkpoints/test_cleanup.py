@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from proxy.checkpoints.cleanup import (
     DAY_S,
@@ -17,7 +15,7 @@ from proxy.checkpoints.cleanup import (
     refusal,
     room_for,
 )
-from proxy.checkpoints.key import FileKind, bad_name, companion_name, final_name, main_name, parse_name, temporary_name
+from proxy.checkpoints.key import bad_name, companion_name, final_name, temporary_name
 
 NOW = 1_000 * DAY_S
 KEYS = [f"{number:016x}" for number in range(8)]
@@ -114,6 +112,18 @@ def test_fragments_of_dead_processes_are_swept() -> None:
     assert going(files, live_pids={20}) == [files[0].name, files[2].name]
 
 
+def test_a_save_in_progress_does_not_give_way_to_the_size_limit() -> None:
+    """What another proxy's server is writing stays, however full it is; it isn't a checkpoint yet."""
+    files = [*checkpoints(5), seen(temporary_name(KEYS[1], 20, 1), days=0.01)]
+    assert going(files, limits=Limits(max_bytes=150), live_pids={20}) == [files[0].name]
+
+
+def test_a_file_put_aside_in_the_future_ages_from_when_it_was_written() -> None:
+    """A clock that was wrong when it was put aside does not keep it for ever."""
+    files = [seen(bad_name(KEYS[0], int(NOW + 400 * DAY_S)), days=31)]
+    assert going(files) == [files[0].name]
+
+
 @pytest.mark.parametrize("strange", [{"links": 2}, {"is_regular": False}])
 def test_links_are_left_alone(strange: dict[str, Any]) -> None:
     """A symlink or a hard link under our name is somebody's doing, and so is what belongs to it."""
@@ -166,106 +176,3 @@ def test_entries_whose_file_is_gone_are_told() -> None:
 def test_room_for_one_more(free: int, expected: int, limit: int, reason: str | None) -> None:
     """On a disk of 1000: never under a tenth free after the save, never with less than twice the size free."""
     assert reason == room_for(free_bytes=free, total_bytes=1000, expected_bytes=expected, max_bytes=limit)
-
-
-# --- whatever the directory and the clock ----------------------------------------------------------------------------
-
-times = st.floats(0, 2 * NOW)
-main_names = st.one_of(
-    st.sampled_from(KEYS).map(final_name),
-    st.builds(temporary_name, st.sampled_from(KEYS), st.integers(0, 5), st.integers(0, 3)),
-    st.builds(bad_name, st.sampled_from(KEYS), times.map(int)),
-)
-names = main_names | main_names.map(companion_name) | st.sampled_from(["theirs.bin", "index.json", "pi-prefix-x.bin"])
-seen_files = st.builds(
-    FileSeen,
-    names,
-    st.integers(0, 1000),
-    times,
-    links=st.sampled_from([1, 1, 1, 2]),
-    is_regular=st.sampled_from([True] * 5 + [False]),
-)
-directories = st.lists(seen_files, max_size=20, unique_by=lambda file: file.name)
-situations = st.fixed_dictionaries(
-    {
-        "now": times,
-        "limits": st.builds(Limits, st.floats(0, 100), st.integers(0, 4), st.integers(0, 3000)),
-        "current": st.sets(st.sampled_from(KEYS), max_size=2),
-        "in_use": st.sets(st.sampled_from(KEYS), max_size=2),
-        "live_pids": st.sets(st.integers(0, 5)),
-    }
-)
-uses = st.dictionaries(st.sampled_from(KEYS), times)
-
-
-@given(directories, uses, situations)
-def test_never_anything_that_must_stay(files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]) -> None:
-    """No foreign name, no link, nothing current or in use, each file once."""
-    gone = plan_cleanup(files, last_used, **how)
-    assert len(set(gone)) == len(gone)
-    for file in gone:
-        own = parse_name(file.name)
-        assert own is not None
-        assert file in files
-        assert (file.is_regular, file.links) == (True, 1)
-        assert own.kind is FileKind.BAD or own.key not in how["current"] | how["in_use"]
-
-
-@given(directories, uses, situations)
-def test_survivors_fit_the_limit_or_are_protected(
-    files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]
-) -> None:
-    """When it is still too much, nothing is left that might have gone."""
-    gone = set(plan_cleanup(files, last_used, **how))
-    left = [file for file in files if file not in gone and parse_name(file.name)]
-    limit = how["limits"].max_bytes
-    total = sum(file.size_bytes for file in left if file.is_regular)
-    assert limit == 0 or total <= limit or all(_must_stay(file, left, how) for file in left)
-
-
-def _must_stay(file: FileSeen, left: list[FileSeen], how: dict[str, Any]) -> bool:
-    own = parse_name(file.name)
-    assert own is not None
-    pair = [other for other in left if main_name(other.name) == main_name(file.name)]
-    is_kept = own.kind is not FileKind.BAD and own.key in how["current"] | how["in_use"]
-    is_saving = own.kind is FileKind.TEMPORARY and own.pid in how["live_pids"]
-    return is_kept or is_saving or any(other.links != 1 or not other.is_regular for other in pair)
-
-
-@given(directories, uses, situations)
-def test_a_second_clean_up_finds_nothing(
-    files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]
-) -> None:
-    """What was decided once is decided for good."""
-    gone = set(plan_cleanup(files, last_used, **how))
-    assert plan_cleanup([file for file in files if file not in gone], last_used, **how) == []
-
-
-@given(directories, uses, situations)
-def test_pairs_go_together(files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]) -> None:
-    """A state file never goes without its companion, nor the other way round."""
-    gone = {file.name for file in plan_cleanup(files, last_used, **how)}
-    left = {file.name for file in files} - gone
-    assert {main_name(name) for name in gone}.isdisjoint(main_name(name) for name in left)
-
-
-@given(directories, uses, situations)
-def test_the_order_of_the_directory_does_not_matter(
-    files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]
-) -> None:
-    """The same files in another order give the same plan."""
-    assert plan_cleanup(files, last_used, **how) == plan_cleanup(files[::-1], last_used, **how)
-
-
-@given(directories, uses, situations)
-def test_what_was_used_in_time_goes_only_for_the_size_limit(
-    files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]
-) -> None:
-    """Without a size limit no checkpoint used within the time to live goes."""
-    limits = Limits(how["limits"].ttl_days, how["limits"].keep_recent)
-    oldest_kept = how["now"] - limits.ttl_days * DAY_S
-    for file in plan_cleanup(files, last_used, **(how | {"limits": limits})):
-        own = parse_name(file.name)
-        assert own is not None
-        if own.kind is FileKind.FINAL and not own.is_companion and own.key in last_used:
-            assert last_used[own.key] < oldest_kept

@@ -6,35 +6,17 @@ import multiprocessing
 import os
 import resource
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from proxy.checkpoints.index import EXTENSION_NAME, INDEX_NAME, LOCK_NAME, Index
-from proxy.checkpoints.index_file import write_index
+from proxy.checkpoints.index import INDEX_NAME, LOCK_NAME, Index
 from proxy.checkpoints.record import Checkpoint
+from tests.checkpoints.index_directory import NOW, directory, names, written
 from tests.checkpoints.state_files import KEY, OTHER_KEY, checkpoint
 
-NOW = 1_700_000_000.0
-ASIDE = f"{INDEX_NAME}.corrupt-{int(NOW)}"
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "cache" / "index"
-
-
-@pytest.fixture
-def written(directory: Path) -> Path:
-    """A directory with a good index of two checkpoints, its proxy ended."""
-    index = Index.open(directory, NOW)
-    index.put(checkpoint(KEY, fingerprints=("f1",)))
-    index.put(checkpoint(OTHER_KEY, fingerprints=("f2",)))
-    assert index.close() is None
-    return directory
+__all__ = ["directory", "written"]
 
 
 @pytest.fixture
@@ -43,10 +25,6 @@ def closing() -> Iterator[list[Index]]:
     yield opened
     for index in opened:
         index.close()
-
-
-def _names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
 
 
 def test_missing_is_empty_and_trusted(directory: Path) -> None:
@@ -87,83 +65,6 @@ def test_a_shared_directory_is_not_closed_to_others(directory: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o1777
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"{}", b"\0\0", b'{"schema":1,"checkpoints":3}'])
-def test_a_corrupt_index_is_kept_aside_and_not_trusted(directory: Path, raw: bytes) -> None:
-    """Nothing is deleted on the word of a file that lies, and the file isn't lost."""
-    directory.mkdir(parents=True)
-    (directory / INDEX_NAME).write_bytes(raw)
-    index = Index.open(directory, NOW)
-    assert (index.is_trusted, index.is_owner, dict(index.records), len(index.notes)) == (False, True, {}, 1)
-    assert (directory / ASIDE).read_bytes() == raw
-    index.close()
-
-
-def test_truncated_at_any_byte_nothing_raises_and_no_byte_is_lost(directory: Path) -> None:
-    """Wherever a write of somebody else's ended, the start goes well and the file is kept."""
-    raw = write_index([checkpoint(KEY), checkpoint(OTHER_KEY)]).rstrip()
-    directory.mkdir(parents=True)
-    for length in range(len(raw)):
-        (directory / INDEX_NAME).write_bytes(raw[:length])
-        index = Index.open(directory, NOW + length)
-        assert not index.is_trusted
-        assert (directory / f"{INDEX_NAME}.corrupt-{int(NOW) + length}").read_bytes() == raw[:length]
-        index.close()
-
-
-def test_the_start_after_a_corrupt_one_is_clean(directory: Path) -> None:
-    """One bad file switches clean-up off for one run."""
-    directory.mkdir(parents=True)
-    (directory / INDEX_NAME).write_bytes(b"{")
-    Index.open(directory, NOW).close()
-    index = Index.open(directory, NOW + 1)
-    assert (index.is_trusted, index.notes) == (True, [])
-    index.close()
-
-
-def test_two_corrupt_files_in_one_second_are_both_kept(directory: Path) -> None:
-    """What is kept aside is never overwritten."""
-    directory.mkdir(parents=True)
-    for raw in (b"first", b"second"):
-        (directory / INDEX_NAME).write_bytes(raw)
-        Index.open(directory, NOW).close()
-    assert {b"first", b"second"} == {path.read_bytes() for path in directory.glob(f"{INDEX_NAME}.corrupt-*")}
-
-
-def test_entries_that_fit_are_used_beside_one_that_does_not(written: Path) -> None:
-    """One bad entry costs the trust and that entry; the rest is written again."""
-    path = written / INDEX_NAME
-    path.write_bytes(path.read_bytes().replace(b'"n_tokens":64', b'"n_tokens":-1', 1))
-    index = Index.open(written, NOW)
-    assert (index.is_trusted, len(index.records), index.is_dirty) == (False, 1, True)
-    index.close()
-    again = Index.open(written, NOW + 1)
-    assert (again.is_trusted, len(again.records)) == (True, 1)
-    again.close()
-
-
-def test_an_index_from_the_future_is_not_touched(directory: Path) -> None:
-    """A newer version's index is neither renamed nor written, whatever we learn."""
-    directory.mkdir(parents=True)
-    raw = b'{"schema":999,"checkpoints":{}}'
-    (directory / INDEX_NAME).write_bytes(raw)
-    index = Index.open(directory, NOW)
-    index.put(checkpoint())
-    assert (index.is_trusted, index.is_owner, index.flush()) == (False, False, None)
-    index.close()
-    assert {INDEX_NAME, LOCK_NAME} == _names(directory)
-    assert (directory / INDEX_NAME).read_bytes() == raw
-
-
-def test_the_index_of_the_extension_is_kept_aside(directory: Path) -> None:
-    """Who comes from the extension loses nothing and starts empty, clean-up allowed."""
-    directory.mkdir(parents=True)
-    (directory / INDEX_NAME).write_bytes(b'{"version":2,"entries":{"16ba":{}}}')
-    index = Index.open(directory, NOW)
-    assert (index.is_trusted, index.is_owner, dict(index.records)) == (True, True, {})
-    assert (directory / EXTENSION_NAME).read_bytes() == b'{"version":2,"entries":{"16ba":{}}}'
-    index.close()
-
-
 def test_a_second_proxy_reads_and_does_not_write(written: Path) -> None:
     """Two proxies on one directory: the later one restores, and neither saves nor deletes."""
     first, raw = Index.open(written, NOW), (written / INDEX_NAME).read_bytes()
@@ -172,17 +73,6 @@ def test_a_second_proxy_reads_and_does_not_write(written: Path) -> None:
     assert second.get(KEY) is not None
     second.remove(KEY)
     assert (second.flush(), raw) == (None, (written / INDEX_NAME).read_bytes())
-    second.close()
-    first.close()
-
-
-def test_a_second_proxy_leaves_a_corrupt_index_where_it_is(directory: Path) -> None:
-    """Keeping aside is the owner's business."""
-    first = Index.open(directory, NOW)
-    (directory / INDEX_NAME).write_bytes(b"{")
-    second = Index.open(directory, NOW)
-    assert not second.is_trusted
-    assert {INDEX_NAME, LOCK_NAME} == _names(directory)
     second.close()
     first.close()
 
@@ -221,7 +111,7 @@ def test_a_full_disk_is_said_once_and_the_index_goes_on(written: Path, monkeypat
         index.touch(KEY, NOW + 1)
         assert index.flush() is None
         assert raw == (written / INDEX_NAME).read_bytes()
-        assert {INDEX_NAME, LOCK_NAME} == _names(written)
+        assert {INDEX_NAME, LOCK_NAME} == names(written)
     assert index.is_dirty
     index.close()
     again = Index.open(written, NOW)
@@ -267,7 +157,7 @@ def test_a_write_that_the_disk_ends_half_way_leaves_the_old_index(written: Path)
     other.join(30)
     assert other.exitcode == 0
     assert raw == (written / INDEX_NAME).read_bytes()
-    assert {INDEX_NAME, LOCK_NAME} == _names(written)
+    assert {INDEX_NAME, LOCK_NAME} == names(written)
 
 
 def _write_too_much(directory: Path, limit: int) -> None:
@@ -287,26 +177,6 @@ def _known(index: Index, key: str) -> Checkpoint:
     record = index.get(key)
     assert record is not None
     return record
-
-
-def test_a_directory_that_cannot_be_made_leaves_an_index_in_memory(tmp_path: Path) -> None:
-    """Without a place on disk there is an index for this run, and it is said."""
-    (tmp_path / "file").write_bytes(b"")
-    index = Index.open(tmp_path / "file" / "index", NOW)
-    index.put(checkpoint())
-    assert (index.is_owner, len(index.notes), index.flush()) == (False, 2, None)
-    assert index.get(KEY) is not None
-    index.close()
-
-
-def test_an_index_that_cannot_be_read_is_not_trusted_and_not_overwritten(directory: Path) -> None:
-    """What we couldn't read we don't replace."""
-    (directory / INDEX_NAME).mkdir(parents=True)
-    index = Index.open(directory, NOW)
-    index.put(checkpoint())
-    assert (index.is_trusted, index.is_owner, index.flush()) == (False, False, None)
-    index.close()
-    assert (directory / INDEX_NAME).is_dir()
 
 
 def test_nothing_is_written_when_nothing_has_changed(written: Path) -> None:
@@ -364,22 +234,3 @@ def test_the_most_recent_checkpoint_is_of_that_model_only(closing: list[Index], 
     index.put(checkpoint("0" * 16, last_used_at=3.0))
     assert index.most_recent("model", "", "") == index.get(KEY)
     assert index.most_recent("model", "adapter", "") is None
-
-
-def test_ten_thousand_checkpoints_load_in_half_a_second(directory: Path) -> None:
-    """A large index costs a start little and a request nothing."""
-    known: dict[str, Any] = {"model": "m" * 300, "logprobs": tuple((t, -1.5) for t in range(10))}
-    many = [checkpoint(f"{n:016x}", fingerprints=(f"f{n}",), **known) for n in range(10_000)]
-    directory.mkdir(parents=True)
-    (directory / INDEX_NAME).write_bytes(write_index(many))
-    began = time.process_time()  # not the wall clock: others work on this machine too
-    index = Index.open(directory, NOW)
-    loaded = time.process_time()
-    for n in range(100):
-        assert index.by_fingerprint(f"f{n * 99}") is index.get(f"{n * 99:016x}")
-        index.touch(f"{n:016x}", NOW)
-    used = time.process_time()
-    assert len(index.records) == 10_000
-    assert loaded - began < 0.5
-    assert (used - loaded) / 100 < 0.001
-    index.close()

@@ -10,9 +10,10 @@ import xxhash
 
 from proxy.checkpoints import inspection
 from proxy.checkpoints.inspection import Expected, FileVerdict, digest, inspect, read_head, seal_of
-from proxy.checkpoints.key import companion_name, final_name
+from proxy.checkpoints.key import final_name
 from proxy.checkpoints.state_file import Header, NotRead
-from tests.checkpoints.state_files import KEY, STATE, TOKENS, expected_of, head, settled, state_file
+from tests.checkpoints.state_files import KEY, STATE, TOKENS, expected_of, head, state_file
+from tests.permissions import permissions_count
 
 WHOLE_BYTES = len(head()) + len(STATE)
 PLACES = [0, 1, 4, len(head()) - 1, len(head()) + 7, WHOLE_BYTES // 2, WHOLE_BYTES - 1]
@@ -190,14 +191,12 @@ def test_a_file_that_cannot_be_read_is_unreadable(path: Path, monkeypatch: pytes
     assert not FileVerdict.UNREADABLE.is_damage
 
 
-def test_a_file_without_permission_is_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of another user is told as such."""
-
-    def refused(*_: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refused)
-    assert inspect(path, Expected()).verdict is FileVerdict.UNREADABLE
+def test_a_file_without_permission_is_unreadable(path: Path) -> None:
+    """A file of another user is told as such, and is no damage."""
+    path.chmod(0)
+    with permissions_count():
+        found = inspect(path, Expected())
+    assert (FileVerdict.UNREADABLE, "Permission denied") == (found.verdict, found.detail)
 
 
 def test_a_file_written_to_while_it_is_read_is_not_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,37 +210,6 @@ def test_a_file_written_to_while_it_is_read_is_not_whole(path: Path, monkeypatch
 
     monkeypatch.setattr(inspection, "_sealed", sealed_while_written)
     assert inspect(path, Expected(TOKENS)).verdict is FileVerdict.CHANGED
-
-
-def test_a_fresh_save_is_sealed_with_its_companion(path: Path) -> None:
-    """Right after a save nothing is recorded yet: the inspection gives what to record."""
-    companion = path.with_name(companion_name(path.name))
-    companion.write_bytes(b"context checkpoints")
-    found = inspect(path, Expected(TOKENS, WHOLE_BYTES, 2, check_companion=False))
-    assert (seal_of(path), seal_of(companion)) == (found.seal, found.companion)
-
-
-def test_a_companion_that_changed_is_damage(path: Path) -> None:
-    """What a patched server would read beside the state is proven too."""
-    companion = path.with_name(companion_name(path.name))
-    companion.write_bytes(b"context checkpoints")
-    settled(companion)
-    expected = dataclasses.replace(expected_of(path), companion=seal_of(companion))
-    assert inspect(path, expected).verdict is FileVerdict.WHOLE
-    companion.write_bytes(b"context checkpointz")
-    assert inspect(path, expected).verdict is FileVerdict.COMPANION
-
-
-def test_a_companion_from_nowhere_is_damage(path: Path) -> None:
-    """A companion that wasn't there at the save isn't handed to a server."""
-    path.with_name(companion_name(path.name)).write_bytes(b"somebody's")
-    assert inspect(path, expected_of(path)).verdict is FileVerdict.COMPANION
-
-
-def test_a_lost_companion_does_not_matter(path: Path) -> None:
-    """The state is whole without its companion, only slower."""
-    expected = dataclasses.replace(expected_of(path), companion=seal_of(path))
-    assert inspect(path, expected).verdict is FileVerdict.WHOLE
 
 
 def test_the_digest_is_xxh3_128_of_all_bytes(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ class Recorder(Reporter):
         self.warm_ups: list[Any] = []
         self.begun_warm_ups = 0
         self.troubles: list[str] = []
+        self.said: dict[str, str] = {}
+        """What was said of each trouble last."""
         self.bugs: list[BaseException] = []
         self.changed = asyncio.Event()
 
@@ -87,9 +89,10 @@ class Recorder(Reporter):
         self.warm_ups.append(told)
         self.changed.set()
 
-    def trouble(self, reason: str, *told: Any, **more: Any) -> None:
-        super().trouble(reason, *told, **more)
+    def trouble(self, reason: str, words: str) -> None:
+        super().trouble(reason, words)
         self.troubles.append(reason)
+        self.said[reason] = words
         self.changed.set()
 
     def bug(self, error: BaseException, *told: Any, **more: Any) -> None:

@@ -14,6 +14,7 @@ from proxy.checkpoints.key import FileKind, final_name, parse_name
 from proxy.demo.models import Kind
 from proxy.demo.servers import LlamaServer
 from proxy.llama.client import LlamaClient, SlotFile
+from proxy.serving import acquaintance
 from proxy.serving.lifecycle import Lifecycle
 from tests.conftest import StartLlama
 from tests.serving.running import Answer, Running, running, sessions, telling
@@ -21,6 +22,8 @@ from tests.serving.running import Answer, Running, running, sessions, telling
 EXACT = ("-fa", "off")
 """Without flash attention a CPU's log-probabilities don't depend on how a prompt was cut into batches."""
 QUIET = 5e-4
+TOKENS = 600
+"""Of the system text; the tools add some 850."""
 
 
 class Setup(NamedTuple):
@@ -102,8 +105,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    """Empty directories for one test."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Empty directories for one test, on a machine that may be busy: a server is not given up after a moment."""
+    monkeypatch.setattr(acquaintance, "GLANCE_S", 5.0)
     return Place(tmp_path)
 
 
@@ -154,16 +158,16 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lifecycle, "start", lambda _: None)
 
 
-async def saved(place: Place, server: LlamaServer, **settings: Any) -> Path:
+async def saved(place: Place, server: LlamaServer, tokens: int = TOKENS) -> Path:
     """Have a proxy make one checkpoint, and end it."""
-    async with place.proxy(server, **settings) as proxied:
-        await proxied.ask(sessions("/first")[0])
+    async with place.proxy(server) as proxied:
+        await proxied.ask(sessions("/first", tokens=tokens)[0])
     return min(place.files(), key=lambda path: path.stat().st_size)
 
 
 def told(folder: str, **traits: Any) -> dict[str, Any]:
     """A session's first request that is answered with log-probabilities."""
-    (body,) = sessions(folder, **traits)
+    (body,) = sessions(folder, **({"tokens": TOKENS} | traits))
     return telling(body)
 
 

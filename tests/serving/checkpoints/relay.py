@@ -5,6 +5,7 @@ itself. What the proxy's probe asks passes uncounted. Answers are passed on whol
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ class Relay:
     stop_at: tuple[int, When] | None = None
     missing: str = ""
     """A path that this server does not have."""
+    forgets: bytes = b""
+    """Who asks with this in the question is told that nothing was reused."""
     steps: list[str] = field(default_factory=list)
     """What was asked, in order."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,7 +91,10 @@ class Relay:
         try:
             async with self.session.request(request.method, url, data=body or None, headers=headers) as told:
                 kind = told.headers.get("Content-Type", "application/json")
-                return web.Response(status=told.status, body=await told.read(), headers={"Content-Type": kind})
+                answer = await told.read()
+                if self.forgets and self.forgets in body:
+                    answer = re.sub(rb'"cache_n":\d+', b'"cache_n":0', answer)
+                return web.Response(status=told.status, body=answer, headers={"Content-Type": kind})
         except aiohttp.ClientError:
             return None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.serving.chat_checks import divergent
+from proxy.serving.chat_checks import OTHER_USER, divergent
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, Calls, Place, calls, crash, place, told, unwatched
 from tests.serving.checkpoints.relay import relaying
@@ -19,14 +19,14 @@ async def test_it_is_restored_after_a_crash_and_checked_by_chat(
 ) -> None:
     """The same chat is reused, another one too; the next session answers as a cold server would."""
     server = place.start(start_llama, DENSE, *EXACT, "-np", "1")
-    (cold,) = await ask_directly(server, {**told("/two", tokens=600), "cache_prompt": False})
+    (cold,) = await ask_directly(server, {**told("/two"), "cache_prompt": False})
     crash(server)
     async with relaying(server) as relay:
         relay.missing = "/apply-template"
         async with place.proxy(relay.base_url) as proxied:
             await proxied.ask(ONE)
             crash(server, under=proxied)
-            answer = await proxied.ask(told("/two", tokens=600))
+            answer = await proxied.ask(told("/two"))
             crash(server, under=proxied)
             await proxied.ask(THREE)
             assert ["warm-up", "restore", "restore"] == proxied.sources
@@ -51,6 +51,24 @@ async def test_a_file_that_the_same_chat_does_not_reuse_is_made_anew(
             await proxied.ask(TWO)
             assert ["warm-up", "warm-up"] == proxied.sources
     assert first != place.checkpoint.stat().st_ino
+
+
+async def test_another_chat_that_reuses_nothing_is_told_and_the_file_kept(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """A loud line names the flag that is most likely missing; the restore counts, now and after the next start."""
+    server = place.start(start_llama, DENSE, "-np", "1")
+    async with relaying(server) as relay:
+        relay.missing, relay.forgets = "/apply-template", OTHER_USER.encode()
+        async with place.proxy(relay.base_url) as proxied:
+            await proxied.ask(ONE)
+            first = place.checkpoint.stat().st_ino
+            for body in (TWO, THREE):
+                crash(server, under=proxied)
+                await proxied.ask(body)
+            assert ["warm-up", "restore", "restore"] == proxied.sources
+            assert "--swa-full" in proxied.heard.said["divergent_not_reused"]
+    assert first == place.checkpoint.stat().st_ino
 
 
 def test_the_other_chat_differs_in_what_the_user_says() -> None:

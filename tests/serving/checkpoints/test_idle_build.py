@@ -11,6 +11,7 @@ from proxy.serving.accounting import Accounting
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
     DENSE,
+    TOKENS,
     Calls,
     Place,
     Setup,
@@ -54,7 +55,7 @@ async def test_a_slow_prefix_is_built_later(
 ) -> None:
     """The request isn't held up; once the server is idle the checkpoint is made, and a crash later it is restored."""
     server = place.start(start_llama, setup, *slots)
-    one, two = sessions("/one", "/two")
+    one, two = sessions("/one", "/two", tokens=TOKENS)
     async with place.proxy(server) as proxied:
         await slow(proxied, monkeypatch)
         await proxied.ask(one)
@@ -76,7 +77,7 @@ async def test_what_the_slots_hold_outlives_the_build(
 ) -> None:
     """The conversation that was going on when the server fell idle goes on where it was."""
     server = place.start(start_llama, setup, *slots)
-    (body,) = sessions("/one")
+    (body,) = sessions("/one", tokens=TOKENS)
     async with place.proxy(server) as proxied:
         await slow(proxied, monkeypatch)
         first = await proxied.ask(body)
@@ -93,7 +94,7 @@ async def test_a_build_waits_until_the_server_has_been_idle(
     server = place.start(start_llama)
     async with place.proxy(server) as proxied:
         await slow(proxied, monkeypatch)
-        await proxied.ask(sessions("/one")[0])
+        await proxied.ask(sessions("/one", tokens=TOKENS)[0])
         await proxied.proxy.engine.lifecycle.look()
         assert not proxied.proxy.engine.lifecycle.is_building
         assert 1 == len(proxied.proxy.engine.model.to_build)
@@ -126,10 +127,10 @@ async def test_a_prefix_that_is_on_disk_by_now_is_not_built(
     server = place.start(start_llama)
     async with place.proxy(server) as proxied:
         await slow(proxied, monkeypatch)
-        await proxied.ask(sessions("/one")[0])
+        await proxied.ask(sessions("/one", tokens=TOKENS)[0])
         proxied.proxy.engine.model.prompt_ms_per_token = 0.0
         crash(server, under=proxied)
-        await proxied.ask(sessions("/two")[0])
+        await proxied.ask(sessions("/two", tokens=TOKENS)[0])
         assert ["none", "warm-up"] == proxied.sources
         saves = calls.saves
         await idle(proxied)

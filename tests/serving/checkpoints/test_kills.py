@@ -13,13 +13,13 @@ from proxy.checkpoints.key import FileKind
 from proxy.demo.proxies import ProxyProcess
 from proxy.demo.servers import LlamaServer
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import EXACT, HYBRID, QUIET, Place, crash, place, told, unwatched
+from tests.serving.checkpoints.persisting import HYBRID, QUIET, Place, crash, place, told, unwatched
+from tests.serving.checkpoints.prepared import ask_new, started
 from tests.serving.checkpoints.relay import Relay, When, relaying
-from tests.serving.running import Answer, ask, ask_directly, distance, sessions, talking
+from tests.serving.running import Answer, ask, distance, talking
 
 __all__ = ["place", "unwatched"]
 
-TOKENS = 600
 SAVING = ["prefill", "save", "beyond", "restore", "chat"]
 """What is asked of the server where there is no checkpoint and the model can't roll back."""
 RESTORING = ["restore", "beyond", "restore", "chat"]
@@ -31,30 +31,18 @@ def at_every(steps: list[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("point", points, ids=names)
 
 
-async def prepared(start: StartLlama, place: Place, *, is_saved: bool) -> tuple[LlamaServer, Answer]:
-    """A fresh server, maybe with a checkpoint on disk, and a cold answer of it."""
-    server = place.start(start, HYBRID, *EXACT, "-np", "1")
-    (cold,) = await ask_directly(server, {**told("/new", tokens=TOKENS), "cache_prompt": False})
-    crash(server)
-    if is_saved:
-        async with place.proxy(server) as proxied:
-            await proxied.ask(sessions("/old", tokens=TOKENS)[0])
-        crash(server)
-    return server, cold
-
-
 async def ask_in_vain(base_url: str) -> int:
     """Ask somebody who may die of it; the status, 0 for a broken connection."""
     async with talking() as client:
         with suppress(aiohttp.ClientError):
-            return (await ask(client, base_url, told("/new", tokens=TOKENS))).status
+            return (await ask(client, base_url, told("/new"))).status
     return 0
 
 
 async def recovers(place: Place, server: LlamaServer, cold: Answer, **settings: Any) -> list[str]:
     """A proxy started anew answers as a cold server would and leaves no trace of what was; its sources."""
     async with place.proxy(server, **settings) as proxied:
-        answer = await proxied.ask(told("/new", tokens=TOKENS))
+        answer = await ask_new(proxied)
         proxied.proxy.engine.context.tidy_up()
         sources = proxied.sources
     assert QUIET > distance(cold, answer)
@@ -83,7 +71,7 @@ async def test_the_proxy_is_killed_while_it_saves(
     start_llama: StartLlama, place: Place, point: tuple[int, When]
 ) -> None:
     """The next one finds no fragment, answers rightly, and after one more crash of the server restores."""
-    server, cold = await prepared(start_llama, place, is_saved=False)
+    server, cold = await started(start_llama, place, HYBRID, is_saved=False)
     async with relaying(server) as relay:
         await killed_at(relay, place, point)
         assert SAVING[: point[0] + 1] == relay.steps
@@ -100,7 +88,7 @@ async def test_the_proxy_is_killed_while_it_restores(
     start_llama: StartLlama, place: Place, point: tuple[int, When]
 ) -> None:
     """The file did no harm to the server that read it: it stays, and is restored after the next crash."""
-    server, cold = await prepared(start_llama, place, is_saved=True)
+    server, cold = await started(start_llama, place, HYBRID)
     before = place.checkpoint.read_bytes()
     async with relaying(server) as relay:
         await killed_at(relay, place, point)
@@ -115,7 +103,7 @@ async def test_the_proxy_is_killed_while_it_restores(
 @at_every(SAVING)
 async def test_the_server_is_killed_in_a_save(start_llama: StartLlama, place: Place, point: tuple[int, When]) -> None:
     """Whoever asks next is answered rightly, no fragment is left, and the checkpoint is made or kept."""
-    server, cold = await prepared(start_llama, place, is_saved=False)
+    server, cold = await started(start_llama, place, HYBRID, is_saved=False)
     async with relaying(server) as relay, place.proxy(relay.base_url) as proxied:
         relay.stop_at = point
         asking = asyncio.create_task(ask_in_vain(proxied.base_url))
@@ -124,7 +112,7 @@ async def test_the_server_is_killed_in_a_save(start_llama: StartLlama, place: Pl
         await relay.go_on(drop=True)
         assert await asking in (0, 502)
         server.start()
-        answer = await proxied.ask(told("/new", tokens=TOKENS))
+        answer = await ask_new(proxied)
         assert QUIET > distance(cold, answer)
     assert int("restore" == SAVING[point[0]]) == len(place.files(FileKind.BAD))
     assert not place.files(FileKind.TEMPORARY)
@@ -140,7 +128,7 @@ async def test_the_server_is_killed_in_a_restore(
     start_llama: StartLlama, place: Place, point: tuple[int, When]
 ) -> None:
     """A file that it died of is put aside, never deleted and never tried again; any other is restored."""
-    server, cold = await prepared(start_llama, place, is_saved=True)
+    server, cold = await started(start_llama, place, HYBRID)
     before = place.checkpoint.read_bytes()
     async with relaying(server) as relay, place.proxy(relay.base_url) as proxied:
         relay.stop_at = point
@@ -150,7 +138,7 @@ async def test_the_server_is_killed_in_a_restore(
         await relay.go_on(drop=True)
         assert await asking in (0, 502)
         server.start()
-        answer = await proxied.ask(told("/new", tokens=TOKENS))
+        answer = await ask_new(proxied)
         assert QUIET > distance(cold, answer)
         died_of_it = "restore" == RESTORING[point[0]]
         assert ["warm-up" if died_of_it else "restore"] == proxied.sources[-1:]

@@ -14,6 +14,7 @@ from tests.serving.checkpoints.persisting import (
     EXACT,
     HYBRID,
     QUIET,
+    TOKENS,
     Calls,
     Place,
     Setup,
@@ -35,19 +36,38 @@ ONE, TWO, THREE = sessions("/one", "/two", "/three", tokens=600)
 
 
 @both
+@pytest.mark.parametrize("layout", [("-np", "2"), ("-ctk", "f32")], ids=["own-buffers", "other-type"])
 async def test_another_layout_of_the_server_costs_one_cold_build(
-    start_llama: StartLlama, place: Place, setup: Setup
+    start_llama: StartLlama, place: Place, setup: Setup, layout: tuple[str, str]
 ) -> None:
-    """Two slots with buffers of their own refuse the file of one: said, built once, restored from then on."""
+    """Slots with buffers of their own, or of another type, refuse the file: said, built once, restored from then on."""
     server = place.start(start_llama, setup, "-np", "1")
     async with place.proxy(server) as proxied:
         await proxied.ask(ONE)
         for body in (TWO, THREE):
-            crash(server, "-np", "2", under=proxied)
+            crash(server, *layout, under=proxied)
             assert 200 == (await proxied.ask(body)).status
         assert ["warm-up", "warm-up", "restore"] == proxied.sources
         assert ["restore_failed"] == reasons(proxied, ["restore"])
     assert not place.files(FileKind.BAD)
+
+
+async def test_a_context_too_small_for_the_prefix_is_not_tried(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """The server refuses such a request anyway, as directly; the checkpoint waits for a server that has room."""
+    server = place.start(start_llama, DENSE, "-np", "1")
+    async with place.proxy(server) as proxied:
+        await proxied.ask(ONE)
+        crash(server, "-c", "1024", under=proxied)
+        before = calls.restores
+        answer = await proxied.ask(TWO)
+        (directly,) = await ask_directly(server, TWO)
+        assert (400, directly.data) == (answer.status, answer.data)
+        assert 1 == calls.restores - before  # the probe's
+        crash(server, under=proxied)
+        await proxied.ask(THREE)
+        assert "restore" == proxied.sources[-1]
 
 
 async def test_a_new_server_id_forces_a_rebuild(start_llama: StartLlama, place: Place) -> None:
@@ -56,7 +76,7 @@ async def test_a_new_server_id_forces_a_rebuild(start_llama: StartLlama, place: 
     await saved(place, server)
     crash(server)
     async with place.proxy(server, server_id="other") as proxied:
-        await proxied.ask(sessions("/new")[0])
+        await proxied.ask(sessions("/new", tokens=TOKENS)[0])
         assert ["warm-up"] == proxied.sources
     assert 2 == len(place.files())
 
@@ -112,9 +132,9 @@ async def test_a_checkpoint_of_a_server_that_was_not_probed_is_not_trusted_by_th
     """Saved with nothing to compare, it could be of other flags: used on the same process only, built anew after it."""
     rope = ("--rope-freq-base", "1000000")
     server = place.start(start_llama, HYBRID, *EXACT, "-np", "1")
-    (cold,) = await ask_directly(server, {**told("/new", tokens=600), "cache_prompt": False})
+    (cold,) = await ask_directly(server, {**told("/new"), "cache_prompt": False})
     crash(server, *rope)
-    await ask_directly(server, sessions("/hot", seed=8)[0])
+    await ask_directly(server, sessions("/hot", seed=8, tokens=TOKENS)[0])
     async with place.proxy(server) as proxied:
         for body in (sessions("/hot", seed=8, tokens=400)[0], ONE):
             await proxied.ask(body)
@@ -122,7 +142,7 @@ async def test_a_checkpoint_of_a_server_that_was_not_probed_is_not_trusted_by_th
         assert () == next(record.logprobs for record in place.known().records if record.key == proxied.prefix.key)
     crash(server)
     async with place.proxy(server) as proxied:
-        answer = await proxied.ask(told("/new", tokens=600))
+        answer = await proxied.ask(told("/new"))
         assert ["warm-up"] == proxied.sources
     assert QUIET > distance(cold, answer)
 
@@ -147,6 +167,6 @@ async def test_a_restore_that_takes_for_ever_is_tried_three_times_at_most(
     async with place.proxy(server, max_gb=0.0001) as proxied:  # nothing replaces the file
         for number in range(5):
             crash(server, under=proxied)
-            assert 200 == (await proxied.ask(sessions(f"/new{number}")[0])).status
+            assert 200 == (await proxied.ask(sessions(f"/new{number}", tokens=TOKENS)[0])).status
         assert not proxied.proxy.engine.store.disk(key).has_checkpoint
     assert 3 == tries

@@ -1,14 +1,11 @@
 """A server that was killed and started again has its prefix back from disk."""
 
-import math
-
-import pytest
-
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
     EXACT,
     QUIET,
     SWA,
+    TOKENS,
     Calls,
     Place,
     Setup,
@@ -23,7 +20,7 @@ from tests.serving.checkpoints.persisting import (
     told,
     unwatched,
 )
-from tests.serving.running import ask_directly, ask_server, distance, sessions
+from tests.serving.running import ask_directly, distance, sessions
 
 __all__ = ["calls", "place", "unwatched"]
 
@@ -38,7 +35,7 @@ async def test_a_new_session_after_a_crash_prefills_its_own_tail_only(
     (cold,) = await ask_directly(server, {**told("/new"), "cache_prompt": False})
     crash(server)
     async with place.proxy(server) as proxied:
-        await proxied.ask(sessions("/old")[0])
+        await proxied.ask(sessions("/old", tokens=TOKENS)[0])
         crash(server, under=proxied)
         answer = await proxied.ask(told("/new"))
         assert ["warm-up", "restore"] == proxied.sources
@@ -51,10 +48,10 @@ async def test_a_new_session_after_a_crash_prefills_its_own_tail_only(
 async def test_proxy_and_server_both_start_again(start_llama: StartLlama, place: Place, setup: Setup) -> None:
     """What is on disk is enough: a new proxy and a new server go on where the old ones were."""
     server = place.start(start_llama, setup)
-    await saved(place, server)
+    await saved(place, server, tokens=2000)
     crash(server)
     async with place.proxy(server) as proxied:
-        answers = [await proxied.ask(body) for body in sessions("/one", "/two")]
+        answers = [await proxied.ask(body) for body in sessions("/one", "/two", tokens=2000)]
         assert all(proxied.prefix.n_tokens <= answer.reused for answer in answers)
         assert all(warmed.cache_n >= proxied.prefix.n_tokens for warmed in proxied.heard.warm_ups)
 
@@ -73,42 +70,11 @@ async def test_with_default_flags_an_answer_after_a_restore_is_that_after_a_warm
     assert QUIET > distance(warmed, restored)
 
 
-@setups
-@pytest.mark.usefixtures("unwatched")
-async def test_a_server_that_was_seen_to_start_has_its_prefix_before_any_request(
-    start_llama: StartLlama, place: Place, setup: Setup
-) -> None:
-    """The prefix used last is in the slot, and the first request finds it there."""
-    server = place.start(start_llama, setup)
-    await saved(place, server)
-    crash(server)
-    async with place.proxy(server) as proxied:
-        await proxied.proxy.engine.lifecycle.look()
-        answer = await proxied.ask(sessions("/new")[0])
-        assert ["hit"] == proxied.sources
-        assert proxied.prefix.n_tokens <= answer.reused
-
-
-async def test_nothing_is_restored_into_a_server_that_only_slept(start_llama: StartLlama, place: Place) -> None:
-    """An idle proxy lets the server sleep, and gives it nothing when it has."""
-    server = place.start(start_llama, Setup("dense"), "--sleep-idle-seconds", "1")
-    async with place.proxy(server) as proxied:
-        await proxied.ask(sessions("/old")[0])
-        model, lifecycle = proxied.proxy.engine.model, proxied.proxy.engine.lifecycle
-        while not (await ask_server(server, "/props"))["is_sleeping"]:
-            model.last_answer = -math.inf
-            await lifecycle.look()
-        await lifecycle.look()
-        assert (await ask_server(server, "/props"))["is_sleeping"]
-        answer = await proxied.ask(sessions("/new")[0])
-        assert proxied.prefix.n_tokens <= answer.reused
-
-
 async def test_a_sliding_window_without_its_flag_is_told_once_and_left_alone(
     start_llama: StartLlama, place: Place
 ) -> None:
     """One advice, no file, no restore, and no request is more than 8 tokens dearer than directly."""
-    bodies = sessions("/one", "/two", "/three")
+    bodies = sessions("/one", "/two", "/three", tokens=TOKENS)
     server = place.start(start_llama, SWA)
     directly = []
     for body in bodies:
@@ -133,10 +99,10 @@ async def test_a_restore_that_is_not_reused_is_not_tried_again(
 ) -> None:
     """On a server that was hot when it was met, and so not probed, the first restore shows that none is worth it."""
     server = place.start(start_llama, SWA, "-np", "1")
-    await ask_directly(server, sessions("/hot", seed=8)[0])
+    await ask_directly(server, sessions("/hot", seed=8, tokens=TOKENS)[0])
     async with place.proxy(server) as proxied:
         for folder in ("/one", "/two", "/three", "/four"):
-            await proxied.ask(sessions(folder)[0])
-            await proxied.ask(sessions(folder, seed=9)[0])
+            await proxied.ask(sessions(folder, tokens=TOKENS)[0])
+            await proxied.ask(sessions(folder, seed=9, tokens=TOKENS)[0])
         assert {"restore_useless"} == set(reasons(proxied, ["restore"]))
     assert 1 == calls.restores

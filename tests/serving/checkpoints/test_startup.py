@@ -1,0 +1,148 @@
+"""After a start of the server that was seen its prefix is in a slot before anybody asks; whoever asks comes first."""
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from proxy.serving.store import Store
+from tests.conftest import StartLlama
+from tests.serving.checkpoints.persisting import (
+    DENSE,
+    HYBRID,
+    TOKENS,
+    Calls,
+    Place,
+    Setup,
+    both,
+    calls,
+    crash,
+    place,
+    setups,
+    unwatched,
+)
+from tests.serving.checkpoints.prepared import started
+from tests.serving.checkpoints.relay import relaying
+from tests.serving.running import Running, ask_server, sessions
+
+__all__ = ["calls", "place", "unwatched"]
+
+pytestmark = pytest.mark.usefixtures("unwatched")
+(NEW,) = sessions("/new", tokens=TOKENS)
+
+
+def looking(proxied: Running) -> "asyncio.Task[None]":
+    """The idle proxy looks at its server."""
+    return asyncio.ensure_future(proxied.proxy.engine.lifecycle.look())
+
+
+@setups
+async def test_a_server_that_was_seen_to_start_has_its_prefix_before_any_request(
+    start_llama: StartLlama, place: Place, setup: Setup
+) -> None:
+    """The prefix used last is in the slot, and the first request finds it there."""
+    server, _ = await started(start_llama, place, setup)
+    async with place.proxy(server) as proxied:
+        await looking(proxied)
+        answer = await proxied.ask(NEW)
+        assert ["hit"] == proxied.sources
+        assert proxied.prefix.n_tokens <= answer.reused
+
+
+@both
+async def test_so_it_has_where_the_directory_can_not_be_seen(
+    start_llama: StartLlama, place: Place, calls: Calls, setup: Setup
+) -> None:
+    """What this proxy has in memory of the prefix is enough to verify the file before anybody is let in."""
+    server, _ = await started(start_llama, place, setup, is_saved=False)
+    async with place.proxy(server, slot_dir=None) as proxied:
+        await proxied.ask(NEW)
+        crash(server, under=proxied)
+        await looking(proxied)
+        (key,) = (record.key for record in place.known().records)
+        assert key in proxied.proxy.engine.model.verified
+        before = calls.restores
+        answer = await proxied.ask(NEW)
+        assert (["warm-up", "hit"], before) == (proxied.sources, calls.restores)
+        assert proxied.prefix.n_tokens <= answer.reused
+
+
+async def test_without_its_tokens_a_file_that_can_not_be_seen_waits_for_its_request(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """What can't be verified before the first request is let in is not put into a slot; the request has it restored."""
+    server, _ = await started(start_llama, place, DENSE)
+    before = calls.restores
+    async with place.proxy(server, slot_dir=None) as proxied:
+        await looking(proxied)
+        assert 1 == calls.restores - before  # the probe's
+        await proxied.ask(NEW)
+        assert ["restore"] == proxied.sources
+
+
+async def test_a_request_that_comes_before_the_server_reads_the_file_ends_the_restore(
+    start_llama: StartLlama, place: Place, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits neither for the proof of a large file nor for the restore of a prefix that isn't its own."""
+    server, _ = await started(start_llama, place, DENSE)
+    reached, prove = asyncio.Event(), Store.prove
+
+    async def endless(*_: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Store, "prove", endless)
+    async with place.proxy(server) as proxied:
+        look = looking(proxied)
+        await reached.wait()
+        before = calls.restores
+        await proxied.ask(sessions("/other", seed=2, tokens=TOKENS)[0])
+        assert (["warm-up"], before) == (proxied.sources, calls.restores)
+        await look
+        monkeypatch.setattr(Store, "prove", prove)
+        crash(server, under=proxied)
+        await proxied.ask(NEW)
+        assert "restore" == proxied.sources[-1]
+
+
+@pytest.mark.parametrize("setup", [HYBRID], ids=["hybrid"])
+async def test_a_request_that_comes_while_the_server_reads_finds_the_prefix(
+    start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch, setup: Setup
+) -> None:
+    """What the server is at goes on to its end, verified and all; only then is the slot somebody else's."""
+    server, _ = await started(start_llama, place, setup)
+    async with relaying(server) as relay, place.proxy(relay.base_url) as proxied:
+        relay.stop_at = (0, "before")
+        look = looking(proxied)
+        await relay.arrive()
+        came, make_way = asyncio.Event(), proxied.proxy.engine.lifecycle.make_way
+
+        def notice() -> None:
+            make_way()
+            came.set()
+
+        monkeypatch.setattr(proxied.proxy.engine.lifecycle, "make_way", notice)
+        asking = asyncio.ensure_future(proxied.ask(NEW))
+        await came.wait()
+        await relay.go_on()
+        answer = await asking
+        await look
+        assert ["restore", "beyond", "restore", "chat"] == relay.steps
+        assert ["hit"] == proxied.sources
+        assert proxied.prefix.n_tokens <= answer.reused
+
+
+async def test_nothing_is_restored_into_a_server_that_only_slept(start_llama: StartLlama, place: Place) -> None:
+    """An idle proxy lets the server sleep, and gives it nothing when it has."""
+    server = place.start(start_llama, DENSE, "--sleep-idle-seconds", "1")
+    async with place.proxy(server) as proxied:
+        await proxied.ask(sessions("/old", tokens=TOKENS)[0])
+        model, lifecycle = proxied.proxy.engine.model, proxied.proxy.engine.lifecycle
+        while not (await ask_server(server, "/props"))["is_sleeping"]:
+            model.last_answer = -math.inf
+            await lifecycle.look()
+        await lifecycle.look()
+        assert (await ask_server(server, "/props"))["is_sleeping"]
+        answer = await proxied.ask(NEW)
+        assert proxied.prefix.n_tokens <= answer.reused
