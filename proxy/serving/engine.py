@@ -128,7 +128,7 @@ class Engine:
                 continue
             self.report.planned(ticket)
             if ticket.plan.reason == "mid_conversation":
-                self.needs.was_rewritten(ticket.need)
+                self.needs.was_rewritten(ticket)
             try:
                 await self.executor.carry_out(ticket)
             except PlanAgain:
