@@ -32,6 +32,8 @@ MAX_CONVERSATIONS = 64
 """Of so many it is remembered how they went on."""
 CHARACTERS_PER_TOKEN = 6
 """High, so that what is claimed of a prefix that could not be counted is too little rather than too much."""
+MOST_BYTES_PER_TOKEN = 16
+"""Hardly any text has longer tokens on average."""
 CANNOT_RENDER = (HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
@@ -76,7 +78,7 @@ class Needs:
         visit = ticket.visit
         choices = visit.request.choices if visit.request else 1
         need = Need(visit.chain, visit.sizes, has_past=visit.has_past, slots=choices, inputs=visit.inputs)
-        if visit.prefix is None:
+        if visit.prefix is None or self._is_too_long(sum(need.sizes) // MOST_BYTES_PER_TOKEN):
             return need
         known = self._context.model.recall(visit.rendering, date.today())
         if known is None and any(continues_talk(need, belief.holds) for belief in self._context.model.ledger.idle()):
@@ -84,12 +86,18 @@ class Needs:
         known = known or await self._render(ticket)
         if known is None or known.n_tokens < self._context.settings.min_prefix_tokens:
             return need
+        if self._is_too_long(ticket.n_rendered):
+            return need
         need = replace(need, prefix_key=known.key, prefix_tokens=known.n_tokens)
         if head := await self._head(ticket, known):
             need = replace(need, head_key=head.key, head_tokens=head.n_tokens)
         need = replace(need, common=self._common(known))
         takes_ms = max(need.prefix_tokens, need.head_tokens) * self._context.model.prompt_ms_per_token
         return replace(need, is_slow=takes_ms > self._context.settings.max_silence * 1000)
+
+    def _is_too_long(self, n_tokens: int) -> bool:
+        """Whether no slot could hold so many tokens: the server refuses such a request, and nothing is prefilled."""
+        return 0 < self._context.model.able.n_ctx < n_tokens
 
     def _common(self, known: ExactPrefix) -> tuple[tuple[str, int], ...]:
         """What other prefixes, that slots or host memory hold, have in common with this one: the tools, often."""
