@@ -5,10 +5,11 @@ authorise it (the client's own, or the configured key's), so that nobody's key s
 up, or an answer that isn't what it should be, is a failure like a refused connection: the caller goes on without.
 """
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import quote
 
 import aiohttp
@@ -103,8 +104,7 @@ class LlamaClient:
         """`POST /tokenize`, as the server tokenises a rendered prompt."""
         body = orjson.dumps({"content": text, "add_special": True, "parse_special": True})
         told = await self._object("POST", "/tokenize", auth, body)
-        tokens = told.get("tokens")
-        if not isinstance(tokens, list) or not all(_is_count(token) and token <= _LARGEST_TOKEN for token in tokens):
+        if not _are_tokens(tokens := told.get("tokens")):
             raise ControlFailed("/tokenize answered without token ids")
         return tokens
 
@@ -246,7 +246,6 @@ _CALL_ERRORS = (
     OSError,
     ValueError,  # a header value that can't be sent
 )
-_LARGEST_TOKEN = 2**31 - 1
 _NO_SUCH_PATH = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 
 
@@ -275,6 +274,16 @@ def _event(line: bytes) -> dict[str, Any]:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_tokens(value: Any) -> TypeGuard[list[int]]:
+    """Whether these are token ids; there may be half a million of them, so nothing here looks at one by one."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        return False
+    try:
+        return min(array("i", value), default=0) >= 0
+    except OverflowError:
+        return False
 
 
 def _count(told: Mapping[str, Any], name: str) -> int:

@@ -14,6 +14,9 @@ from proxy.request.body import ChatRequest
 from proxy.request.prefix import StablePrefix
 from proxy.request.rendering import common_prefix, head_variants, variants
 
+MAX_COMPARED_BYTES = 256 * 1024
+"""A longer request isn't rendered itself: it would only tell how many tokens it has, and takes seconds for some MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -21,13 +24,15 @@ class Rendered:
 
     tokens: tuple[int, ...]
     n_real: int
-    """Tokens of the real request's whole prompt, to be compared with the server's own count."""
+    """Tokens of the real request's whole prompt, to be compared with the server's own count; 0 is not known."""
 
 
 async def exact_prefix(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> Rendered:
     """Render and compare; raises ControlFailed where the server can't render."""
 
     real, *made_up = variants(request, prefix)
+    if len(real) > MAX_COMPARED_BYTES:
+        return Rendered(tuple(common_prefix(await _tokens(client, made_up, auth))), 0)
     lists, told = await asyncio.gather(_tokens(client, made_up, auth), _real(client, real, auth))
     return Rendered(tuple(common_prefix([*lists, told] if told else lists)), len(told))
 

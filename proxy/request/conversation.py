@@ -12,6 +12,7 @@ from itertools import takewhile
 import orjson
 
 from proxy.request.body import ChatRequest
+from proxy.request.prefix import SYSTEM_ROLES
 from proxy.request.rendering import rendering_inputs
 
 HASH_BYTES = 16
@@ -50,6 +51,13 @@ def shared_messages(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> int:
 def has_assistant_turns(request: ChatRequest) -> bool:
     """Whether the request is in mid-conversation."""
     return any(message.get("role") == "assistant" for message in request.messages)
+
+
+def opening(request: ChatRequest) -> bytes:
+    """What names a conversation whatever becomes of its system text: how its messages begin, to the first answer."""
+    told = [message for message in request.messages if message.get("role") not in SYSTEM_ROLES]
+    until = next((place for place, message in enumerate(told) if message.get("role") == "assistant"), len(told))
+    return _hash(orjson.dumps(told[: until + 1]))
 
 
 def _hash(*pieces: bytes) -> bytes:

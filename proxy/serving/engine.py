@@ -151,7 +151,7 @@ class Engine:
         elif (before.source, before.reason) != (made.source, made.reason):
             self.report.planned(ticket)
         if made.reason == "mid_conversation":
-            self.needs.was_rewritten(ticket.need)
+            self.needs.was_rewritten(ticket)
 
     async def _look(self, ticket: Ticket, *, is_needed: bool = False) -> bool:
         """Look whether the server is still the same, and probe one that has just started."""

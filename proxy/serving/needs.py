@@ -6,6 +6,7 @@ slot and is worth something only where a slot can be rolled back.
 """
 
 from array import array
+from collections import OrderedDict
 from dataclasses import replace
 from datetime import date
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from proxy.checkpoints.key import checkpoint_key
 from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.renderer import exact_head, exact_prefix
 from proxy.request.body import ChatRequest
+from proxy.request.conversation import opening
 from proxy.request.fingerprint import fingerprint
 from proxy.request.prefix import StablePrefix
 from proxy.request.rendering import chat_shaped, common_length
@@ -26,8 +28,12 @@ from proxy.slots.holding import Need, Prefix, Talk, continues_talk
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
 REWRITTEN_TIMES = 3
+MAX_CONVERSATIONS = 64
+"""Of so many it is remembered how they went on."""
 CHARACTERS_PER_TOKEN = 6
 """High, so that what is claimed of a prefix that could not be counted is too little rather than too much."""
+MOST_BYTES_PER_TOKEN = 16
+"""Hardly any text has longer tokens on average."""
 CANNOT_RENDER = (HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
@@ -36,9 +42,8 @@ class Needs:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._rewritten = ""
-        """Key of the prefix with which a conversation went on last that was never seen before."""
-        self._times = 0
+        self._rewritten: OrderedDict[bytes, list[str]] = OrderedDict()
+        """By conversation: the keys of the prefixes, each never seen before, with which it went on."""
 
     def identify(self, ticket: Ticket) -> None:
         """Give the request its fingerprint, where the model is known."""
@@ -46,12 +51,20 @@ class Needs:
         if visit.request is not None and visit.prefix is not None and identity is not None:
             ticket.fingerprint = fingerprint(visit.request, visit.prefix, identity, visit.client)
 
-    def was_rewritten(self, need: Need) -> None:
+    def was_rewritten(self, ticket: Ticket) -> None:
         """A conversation goes on with a prefix never seen; when that goes on and on, somebody should know."""
-        model = self._context.model
-        now, before = model.by_key(need.prefix_key), model.by_key(self._rewritten)
-        self._rewritten, self._times = need.prefix_key, self._times + 1
-        if now is None or before is None or now is before or self._times < REWRITTEN_TIMES:
+        if ticket.visit.request is None:
+            return
+        name, key = opening(ticket.visit.request), ticket.need.prefix_key
+        keys = self._rewritten.pop(name, [])
+        self._rewritten[name] = keys
+        if len(self._rewritten) > MAX_CONVERSATIONS:
+            self._rewritten.popitem(last=False)
+        if key in keys:
+            return  # conversations that begin alike and take turns, each with its own prompt
+        keys[:] = [*keys[-REWRITTEN_TIMES:], key]
+        now, before = self._context.model.by_key(key), self._context.model.by_key(keys[-2] if len(keys) > 1 else "")
+        if now is None or before is None or len(keys) < REWRITTEN_TIMES:
             return
         same = common_length(now.tokens, before.tokens)
         self._context.report.trouble(
@@ -65,7 +78,7 @@ class Needs:
         visit = ticket.visit
         choices = visit.request.choices if visit.request else 1
         need = Need(visit.chain, visit.sizes, has_past=visit.has_past, slots=choices, inputs=visit.inputs)
-        if visit.prefix is None:
+        if visit.prefix is None or self._is_too_long(sum(need.sizes) // MOST_BYTES_PER_TOKEN):
             return need
         known = self._context.model.recall(visit.rendering, date.today())
         if known is None and any(continues_talk(need, belief.holds) for belief in self._context.model.ledger.idle()):
@@ -73,12 +86,18 @@ class Needs:
         known = known or await self._render(ticket)
         if known is None or known.n_tokens < self._context.settings.min_prefix_tokens:
             return need
+        if self._is_too_long(ticket.n_rendered):
+            return need
         need = replace(need, prefix_key=known.key, prefix_tokens=known.n_tokens)
         if head := await self._head(ticket, known):
             need = replace(need, head_key=head.key, head_tokens=head.n_tokens)
         need = replace(need, common=self._common(known))
         takes_ms = max(need.prefix_tokens, need.head_tokens) * self._context.model.prompt_ms_per_token
         return replace(need, is_slow=takes_ms > self._context.settings.max_silence * 1000)
+
+    def _is_too_long(self, n_tokens: int) -> bool:
+        """Whether no slot could hold so many tokens: the server refuses such a request, and nothing is prefilled."""
+        return 0 < self._context.model.able.n_ctx < n_tokens
 
     def _common(self, known: ExactPrefix) -> tuple[tuple[str, int], ...]:
         """What other prefixes, that slots or host memory hold, have in common with this one: the tools, often."""

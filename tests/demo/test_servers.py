@@ -113,6 +113,11 @@ def test_server_dies_with_a_killed_parent(llama_binary: ServerBinary, tmp_path: 
     wait_until_gone(pid)
 
 
+def test_a_server_does_not_spin_while_it_waits(llama_binary: ServerBinary) -> None:
+    """On a busy machine spinning threads take minutes for what takes seconds."""
+    assert "passive" == llama_binary.environment["OMP_WAIT_POLICY"]
+
+
 def test_spawned_process_gets_arguments_and_environment_as_they_are(tmp_path: Path) -> None:
     """The leash changes nothing of what the program sees."""
     program = "import os, sys; print(sys.argv[1:], os.environ.get('ONLY'), len(os.environ) < 4)"

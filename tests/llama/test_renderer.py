@@ -98,6 +98,17 @@ async def test_a_session_in_another_folder_reuses_all_of_it(start_llama: StartLl
     assert len(prefix) == told.cache_n
 
 
+async def test_a_request_of_half_a_megabyte_is_not_rendered_itself(start_llama: StartLlama) -> None:
+    """Its prefix is found all the same; only how many tokens it has is not known then."""
+    server = start_llama("dense")
+    bodies = [session("/a", prefix_tokens=400, user="look at the file " * count) for count in (1, 30_000)]
+    async with calling(server.port) as client:
+        short, long = [await rendered(client, body) for body in bodies]
+    assert short.tokens == long.tokens
+    assert 0 < short.n_real
+    assert 0 == long.n_real
+
+
 async def test_other_tools_are_another_prefix(start_llama: StartLlama) -> None:
     """And the same ones in another order."""
     server = start_llama("dense")

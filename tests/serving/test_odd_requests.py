@@ -77,6 +77,18 @@ async def test_a_prompt_that_is_rewritten_each_turn_is_told_once(start_llama: St
     assert 4 == proxied.heard.troubles.count("prompt_rewritten")
 
 
+async def test_two_installs_that_take_turns_rewrite_nothing(start_llama: StartLlama) -> None:
+    """Conversations that keep their prompts, each another one's, are no alarm however often they take turns."""
+    talks = [turns(first, 4) for seed in (1, 2) for first in sessions("/a", seed=seed, tokens=600)]
+    server = start_llama("dense", "-np", "1", "--cache-ram", "0")
+    async with running(server) as proxied:
+        for bodies in zip(*(talk[1:] for talk in talks), strict=True):
+            for body in bodies:
+                await proxied.ask(next_turn(body, "so", "go on"))
+    assert ["mid_conversation"] * 8 == proxied.reasons
+    assert 0 == proxied.heard.troubles.count("prompt_rewritten")
+
+
 async def test_a_server_that_caches_no_prompt(start_llama: StartLlama) -> None:
     """What nothing comes of is not tried for ever, and costs no more than one warm-up."""
     server = start_llama("dense", "-np", "1", "--no-cache-prompt")

@@ -1,6 +1,7 @@
 """Many sessions at once: one warm-up for all of them, in order, whoever leaves."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,30 @@ async def test_all_leave_during_the_warm_up(start_llama: StartLlama, how_many: i
         answer = await proxied.ask(sessions("/b", tokens=1000, seed=2)[0])
     assert 200 == answer.status
     assert [] == [warm_up for warm_up in proxied.heard.warm_ups if warm_up.prompt_n > 10000]
+
+
+async def test_somebody_else_leaves_during_the_warm_up_of_a_head(start_llama: StartLlama, tmp_path: Path) -> None:
+    """A client that wanted something else and leaves ends no warm-up: the folder's head is prefilled and saved."""
+    slots = tmp_path / "slots"
+    slots.mkdir()
+    (body,) = sessions("/a", tokens=600, project_context="run the tests before you say that it is done. " * 300)
+    title = {"messages": [{"role": "user", "content": "a title for this"}], "max_tokens": 1}
+    server = start_llama("hybrid", "-np", "1", "-b", "64", "-ub", "64", "--slot-save-path", str(slots))
+    async with running(server, persist=True, slot_dir=slots, dir=tmp_path / "index") as proxied:
+        asked, *_ = await at_once(proxied, [body])
+        model = proxied.proxy.engine.model
+        await proxied.heard.until(lambda: 2 == proxied.heard.begun_warm_ups)
+        (other,) = await at_once(proxied, [title])
+        async with asyncio.timeout(5):
+            while model.interest.total() < 2:
+                await asyncio.sleep(0.005)
+            other.cancel()
+            while model.interest.total() > 1:
+                await asyncio.sleep(0.005)
+        assert 1 == len(proxied.heard.warm_ups)
+        answer = await asked
+        await proxied.heard.until(lambda: 1 == len(proxied.heard.requests))
+        head = proxied.last.need.head_tokens
+    assert (200, "warm-up") == (answer.status, proxied.sources[0])
+    assert 0 < head <= answer.reused
+    assert 2 == len(list(slots.glob("pi-prefix-*.bin")))
