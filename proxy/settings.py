@@ -169,6 +169,7 @@ class Settings(BaseSettings):
     @classmethod
     def _upstream(cls, value: str) -> str:
         value = value.strip()
+        value = value if "://" in value else f"http://{value}"  # `localhost:8080`, as people write it
         parts = urlsplit(value)  # a bracketed address that never closes raises here
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0:
             raise ValueError("no http(s) address")
@@ -206,7 +207,7 @@ class Settings(BaseSettings):
 
 def _complaint(name: str, value: object, flags: Mapping[str, Any]) -> str:
     where = flag(name) if name in flags else PREFIX + name.upper()
-    shown = re.sub(r"//[^/]*@", "//…@", str(value))[:80]  # this ends in logs, a password mustn't
+    shown = re.sub(r"(^|//)[^/]*@", r"\1…@", str(value))[:80]  # this ends in logs, a password mustn't
     return f"{where}={shown!r} can't be read: write {_expects(Settings.model_fields[name])}"
 
 

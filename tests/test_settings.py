@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import BadBaseUrl
+from proxy.llama.upstream import Upstream
 from proxy.settings import PREFIX, Settings, SettingsError, example_env, flag, load
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +125,8 @@ def test_a_name_like_none_of_ours_is_told_without_a_guess(env: Env) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "127.0.0.1:8080",
+        "h:x/v1",
+        "me:hush@h",
         "ftp://h/v1",
         "http://",
         "http:///v1",
@@ -141,11 +143,21 @@ def test_a_wrong_upstream_is_an_error(env: Env, url: str) -> None:
         load([])
 
 
-def test_a_password_in_the_upstream_is_refused_and_not_shown() -> None:
+@pytest.mark.parametrize("url", ["http://me:hush@h/v1", "me:hush@h/v1"])
+def test_a_password_in_the_upstream_is_refused_and_not_shown(url: str) -> None:
     """The message of the refusal ends in logs."""
     with pytest.raises(BadBaseUrl, match="--base-url=") as refusal:
-        load(["--base-url", "http://me:hush@h/v1"])
+        load(["--base-url", url])
     assert "hush" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("url", ["h", "h:9/v1", "localhost:8080", "127.0.0.1:8080/llm/v1/", " [::1]:8080"])
+def test_an_upstream_without_a_scheme_is_http(env: Env, url: str) -> None:
+    """As people write it; host, port and path are those that were meant."""
+    env.setenv(f"{PREFIX}BASE_URL", url)
+    settings, warnings = load([])
+    assert (f"http://{url.strip()}", []) == (settings.base_url, warnings)
+    assert Upstream.parse(url) == Upstream.parse(settings.base_url)
 
 
 @pytest.mark.parametrize("url", ["http://h", "https://h/", "http://[::1]:8080/llm/v1/"])

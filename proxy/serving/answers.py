@@ -18,6 +18,7 @@ REASONS = {
     501: "Not Implemented",
     502: "Bad Gateway",
     504: "Gateway Timeout",
+    505: "HTTP Version Not Supported",
     508: "Loop Detected",
 }
 
@@ -64,7 +65,8 @@ class OwnError(Sent):
             raw,
             Framing.LENGTH,
             keep_alive=self.keep_alive,
-            http_1_0=request.version == HttpVersion10,
+            # aiohttp calls a request that it can't read an UNKNOWN one of HTTP/1.0.
+            http_1_0=request.version == HttpVersion10 and request.method != "UNKNOWN",
         )
         await request.writer.write(head if request.method == "HEAD" else head + payload)
         return None

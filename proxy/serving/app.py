@@ -6,6 +6,7 @@ slot makes the engine forget what it believed.
 
 import asyncio
 from http import HTTPStatus
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import web
@@ -17,6 +18,7 @@ from proxy.logs import get_logger
 from proxy.serving.admin import Admin
 from proxy.serving.engine import Engine
 from proxy.serving.forward import Forwarder
+from proxy.serving.headers import origin_form
 from proxy.serving.inbound import Listener, TooLong, listen, read_whole
 from proxy.serving.reporting import Reporter
 from proxy.serving.store import Store
@@ -27,12 +29,14 @@ CHAT_PATHS = frozenset({"/v1/chat/completions", "/chat/completions"})
 READ_LIMIT = 256 * 1024 * 1024
 LARGE_BODY = 256 * 1024
 """Larger ones are read off the event loop."""
-SLOT_PATHS = (
-    "/completion", "/completions", "/v1/completions", "/infill", "/embedding", "/embeddings", "/v1/embeddings",
-    "/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v1/messages", "/v1/responses", "/responses",
-    "/slots/", "/lora-adapters", "/models/",
+HARMLESS_POSTS = frozenset(
+    {
+        "/tokenize", "/detokenize", "/apply-template", "/chat/completions/input_tokens",
+        "/v1/chat/completions/input_tokens", "/responses/input_tokens", "/v1/responses/input_tokens",
+        "/v1/messages/count_tokens",
+    }
 )  # fmt: skip
-"""POSTs to these may change what slots hold."""
+"""POSTs that only compute something; all others may change what slots hold, those of builds to come included."""
 
 log = get_logger()
 
@@ -43,7 +47,7 @@ class Proxy:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.upstream = Upstream.parse(settings.base_url)
-        self.forwarder = Forwarder(self.upstream, connect_s=settings.control_timeout)
+        self.forwarder = Forwarder(self.upstream)
         self.reporter = Reporter()
         self._control: aiohttp.ClientSession | None = None
         self._engine: Engine | None = None
@@ -99,20 +103,20 @@ class Proxy:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request."""
-        path = request.raw_path.partition("?")[0]
+        path = path_of(request.raw_path)
         if request.method == "POST" and path in CHAT_PATHS:
-            return await self._chat(request)
+            return await self._chat(request, path)
         if request.method == "POST" and path.rstrip("/").endswith("/lora-adapters"):
             self.engine.meet_anew()
-        watcher = Touching(self.engine) if request.method == "POST" and path.startswith(SLOT_PATHS) else None
-        return await self.forwarder.forward(request, None, watcher)
+        is_harmless = request.method != "POST" or path in HARMLESS_POSTS
+        return await self.forwarder.forward(request, None, None if is_harmless else Touching(self.engine))
 
-    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _chat(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         body = await read_whole(request, READ_LIMIT)
         if isinstance(body, TooLong):
             return await self.forwarder.forward(request, body, Touching(self.engine))
         ticket = await self.engine.enter(await self._understand(body, request))
-        ticket.path = request.raw_path.partition("?")[0]  # a query may carry a key
+        ticket.path = path  # without the query, which may carry a key
         try:
             self.reporter.proceeding(ticket)
             self.engine.sent(ticket)
@@ -132,18 +136,29 @@ class Touching:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._is_refused = False
 
     def began(self, status: int, headers: CIMultiDictProxy[str]) -> None:
-        """The server answers."""
-        if status < HTTPStatus.BAD_REQUEST or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._engine.touched()
+        """The server answers; what it refuses touches nothing."""
+        self._is_refused = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+        self._touched()
 
     def passed(self, data: bytes) -> None:
         """Nothing to see."""
 
     def ended(self, complete: bool) -> None:
         """What it left behind is not known."""
-        self._engine.touched()
+        self._touched()
+
+    def _touched(self) -> None:
+        if not self._is_refused:
+            self._engine.touched()
+
+
+def path_of(raw_target: str) -> str:
+    """The path as llama-server reads it: without authority, query and fragment, its escapes undone."""
+    path = (origin_form(raw_target) or "").partition("?")[0].partition("#")[0]
+    return unquote(path)
 
 
 def control_session(settings: Settings) -> aiohttp.ClientSession:

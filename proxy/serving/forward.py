@@ -24,6 +24,8 @@ from proxy.serving.line import Line, cut
 from proxy.serving.outbound import Call, Outbound
 
 LAST_CHUNK = b"0\r\n\r\n"
+CONNECT_S = 5.0
+"""How long the upstream may take to accept a connection: there is no other limit on a request's way."""
 
 
 class Watcher(Protocol):
@@ -68,7 +70,7 @@ class _Upload:
 class Forwarder:
     """Forwards requests to one upstream."""
 
-    def __init__(self, upstream: Upstream, connect_s: float = 5.0) -> None:
+    def __init__(self, upstream: Upstream, connect_s: float = CONNECT_S) -> None:
         self.upstream = upstream
         self._outbound = Outbound(upstream, connect_s)
 

@@ -8,6 +8,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from proxy.errors import RequestRefused
+
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 # `Trailer` goes too: aiohttp reads trailers and drops them, so they must not be announced.
@@ -17,6 +19,10 @@ HOP_BY_HOP = frozenset(
 # What `Connection: …` may not take away: the framing, and whom the request is for.
 PROTECTED = frozenset({b"content-length", b"host"})
 NO_BODY_STATUS = frozenset({204, 304})
+# Who asks, and how the body is to be read: with a byte left out these would say something else.
+EXACT_OR_NOT_AT_ALL = frozenset(
+    {b"authorization", b"proxy-authorization", b"x-api-key", b"cookie", b"content-type", b"content-encoding"}
+)
 
 
 class Framing(enum.Enum):
@@ -52,8 +58,18 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "ignore")
 
 
+def _carried(key: bytes, value: bytes) -> str:
+    text = _text(value)
+    if key in EXACT_OR_NOT_AT_ALL and text.encode() != value:
+        raise RequestRefused(f"the header {key.decode()} holds bytes that are not UTF-8")
+    return text
+
+
 def outgoing(raw: RawHeaders, authority: str, *, http_1_0: bool = False) -> Outgoing:
-    """The request's headers for the upstream: `Host` replaced in its place, `Expect: 100-continue` answered here."""
+    """The request's headers for the upstream: `Host` replaced in its place, `Expect: 100-continue` answered here.
+
+    Raises RequestRefused where what can't be carried would turn, say, a wrong key into a right one.
+    """
     dropped = _dropped(raw)
     chunked = b"chunked" in _listed(raw, b"transfer-encoding")
     expects = b"100-continue" in _listed(raw, b"expect")
@@ -73,7 +89,7 @@ def outgoing(raw: RawHeaders, authority: str, *, http_1_0: bool = False) -> Outg
         elif key not in dropped:
             if key == b"content-length":
                 length = int(value)
-            headers.append((_text(name), _text(value)))
+            headers.append((_text(name), _carried(key, value)))
     if not named_host:
         headers.insert(0, ("Host", authority))
     return Outgoing(tuple(headers), chunked, length, expects and not http_1_0)

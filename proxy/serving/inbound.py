@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from proxy.errors import RequestRefused
@@ -157,6 +157,15 @@ class _Server(web.Server):
         return Connection(self._listener, self, self._loop)
 
 
+def _other_version(request: web.BaseRequest) -> OwnError | None:
+    """The answer to a request line without a version, or with one that is spoken in another way than this."""
+    if request.version in {HttpVersion10, HttpVersion11}:
+        return None
+    if request.version < HttpVersion10:
+        return OwnError(HTTPStatus.BAD_REQUEST, "the request names no version of HTTP", keep_alive=False)
+    return OwnError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "only HTTP/1.1 and HTTP/1.0 are spoken", keep_alive=False)
+
+
 class Listener:
     """A listening socket and the connections that came through it."""
 
@@ -179,7 +188,7 @@ class Listener:
         connection = cast("Connection", request.protocol)
         connection.begin(request)
         try:
-            return await self._handler(request)
+            return _other_version(request) or await self._handler(request)
         finally:
             connection.end()
 

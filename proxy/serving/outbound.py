@@ -5,7 +5,8 @@ may reuse one, and are sent once more when a reused one breaks.  The pool forget
 (it closes them after 5 s).  aiohttp's client closes a connection only after what was written is flushed; a server that
 does not read would never learn that its client has gone, hence `Line.cut`.  Counterpart: `inbound`.
 
-Not carried, by aiohttp's nature: trailers, informational answers (1xx), header bytes that aren't UTF-8, `OPTIONS *`.
+Not carried, by aiohttp's nature: trailers, informational answers (1xx), header bytes that aren't UTF-8 (`headers` says
+where the request is refused for them), `OPTIONS *`.
 """
 
 import asyncio

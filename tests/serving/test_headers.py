@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.errors import RequestRefused
 from proxy.serving.headers import Framing, answer_framing, answer_head, origin_form, outgoing
 
 NAMES = st.sampled_from(
@@ -46,6 +47,15 @@ def test_bytes_that_are_no_utf_8_are_left_out_of_a_request() -> None:
     """The client library writes headers as UTF-8; anything else it cannot carry."""
     headers = outgoing([(b"Host", b"x"), (b"X-A", b"caf\xe9"), (b"X-B", "café".encode())], "up").headers
     assert (("X-A", "caf"), ("X-B", "café")) == headers[1:]
+
+
+@pytest.mark.parametrize("name", [b"Authorization", b"x-api-KEY", b"Cookie", b"Content-Type", b"Content-Encoding"])
+def test_who_asks_and_how_is_carried_whole_or_refused(name: bytes) -> None:
+    """With a byte left out a wrong key could become a right one, or a body be read otherwise."""
+    with pytest.raises(RequestRefused, match=name.decode().lower()):
+        outgoing([(b"Host", b"x"), (name, b"Bearer \xffkey")], "up")
+    headers = outgoing([(b"Host", b"x"), (name, "Bearer ÿkey".encode())], "up").headers
+    assert ((name.decode(), "Bearer ÿkey"),) == headers[1:]
 
 
 @pytest.mark.parametrize(

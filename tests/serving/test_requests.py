@@ -152,6 +152,10 @@ MALFORMED = {
     "bare line feeds": b"GET / HTTP/1.1\nHost: x\n\n",
     "two hosts": b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
     "path that is no UTF-8": b"GET /\xe9 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no version": b"GET /\r\n\r\n",
+    "no version, with headers": b"GET /\r\nHost: x\r\n\r\n",
+    "key that is no UTF-8": b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xffkey\r\n\r\n",
+    "header name that is no ASCII": b"GET / HTTP/1.1\r\nHost: x\r\nX-Api-\xffKey: key\r\n\r\n",
 }
 
 
@@ -161,8 +165,19 @@ async def test_a_malformed_request_is_refused(request_bytes: bytes) -> None:
     async with route(silent) as path, client(path.port) as visitor:
         await visitor.send(request_bytes)
         head, _, body = (await visitor.rest()).partition(b"\r\n\r\n")
-        assert b"400" == head.split(b" ")[1]
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert ("proxy_error", 400) == (orjson.loads(body)["error"]["type"], orjson.loads(body)["error"]["code"])
+        assert [] == path.upstream.requests
+
+
+@pytest.mark.parametrize("version", [b"2.0", b"1.2", b"3.0", b"0.9"])
+async def test_another_version_of_http_is_refused(version: bytes) -> None:
+    """With an error of ours and the end of the connection; nothing reaches the upstream."""
+    async with route(silent) as path, client(path.port) as visitor:
+        await visitor.send(b"GET / HTTP/" + version + b"\r\nHost: x\r\n\r\n")
+        head, _, body = (await visitor.rest()).partition(b"\r\n\r\n")
+        assert head.partition(b"\r\n")[0] in {b"HTTP/1.1 505 HTTP Version Not Supported", b"HTTP/1.1 400 Bad Request"}
+        assert "proxy_error" == orjson.loads(body)["error"]["type"]
         assert [] == path.upstream.requests
 
 
