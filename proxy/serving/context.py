@@ -29,6 +29,8 @@ class Context:
     report: Reporter
     store: Store
     model: Model
+    number: int = 0
+    """Tells the models of a router apart."""
     is_stopping: bool = False
     """Running requests may end; nothing is saved any more."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -79,4 +81,3 @@ class Context:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        await self.store.close()
