@@ -104,14 +104,14 @@ def _told_to_stop() -> asyncio.Event:
 
 async def _say_what_is_there(proxy: Proxy, hint: str) -> None:
     """Look at the server once; the engine meets it by itself, now or when it comes."""
-    engine = proxy.engine
+    engine = proxy.engines.first
     try:
         told = process(await engine.model.client.props(engine.lifecycle.auth))
     except ControlFailed as error:
         words = nothing_useful(proxy.upstream.address, error, hint)
         log.warning("upstream", line=words, status=error.code)
     else:
-        name = Path(told.model_path).name or "no model that it names"
+        name = "several models" if told.is_router else Path(told.model_path).name or "no model that it names"
         log.info("upstream", line=f"found llama-server {told.build or 'of unknown build'} with {name}")
 
 

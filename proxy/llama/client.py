@@ -68,6 +68,15 @@ class LlamaClient:
         self._control_s = control_s
         self._model = model
 
+    def of_model(self, model: str) -> "LlamaClient":
+        """The same for one model of a router."""
+        return LlamaClient(self.upstream, self._session, control_s=self._control_s, model=model)
+
+    @property
+    def model(self) -> str:
+        """Which model of a router; "" for a plain server."""
+        return self._model
+
     async def props(self, auth: Auth, timeout_s: float | None = None) -> dict[str, Any]:
         """`GET /props`."""
         return await self._object("GET", "/props", auth, timeout_s=timeout_s)
@@ -93,6 +102,11 @@ class LlamaClient:
             raise ControlFailed("/slots did not answer with a list")
         return [_look(slot) for slot in told if isinstance(slot, dict) and _is_count(slot.get("id"))]
 
+    async def can_render(self, auth: Auth) -> None:
+        """Have it render something that any server can; raises ControlFailed where it can't."""
+        body = self._named({"messages": [{"role": "user", "content": "a"}]})
+        await self.render(orjson.dumps(body), auth)
+
     async def render(self, body: bytes, auth: Auth) -> str:
         """`POST /apply-template` of a chat body."""
         told = await self._object("POST", "/apply-template", auth, body)
@@ -102,8 +116,8 @@ class LlamaClient:
 
     async def tokenize(self, text: str, auth: Auth) -> list[int]:
         """`POST /tokenize`, as the server tokenises a rendered prompt."""
-        body = orjson.dumps({"content": text, "add_special": True, "parse_special": True})
-        told = await self._object("POST", "/tokenize", auth, body)
+        body = self._named({"content": text, "add_special": True, "parse_special": True})
+        told = await self._object("POST", "/tokenize", auth, orjson.dumps(body))
         if not _are_tokens(tokens := told.get("tokens")):
             raise ControlFailed("/tokenize answered without token ids")
         return tokens
@@ -160,7 +174,11 @@ class LlamaClient:
         return _warmed(told), _top_logprobs(told)
 
     def _completion(self, tokens: Sequence[int]) -> dict[str, Any]:
-        body = {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True, "grammar": NO_OUTPUT, "temperature": 0}
+        return self._named(
+            {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True, "grammar": NO_OUTPUT, "temperature": 0}
+        )
+
+    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, **body} if self._model else body
 
     def _aimed(self, prompt: Sequence[Any], slot: int | None) -> bytes:
@@ -168,9 +186,8 @@ class LlamaClient:
         return orjson.dumps({**self._completion(()), "prompt": prompt, **aim, "response_fields": _FIELDS})
 
     async def _act(self, slot: int, action: str, body: dict[str, Any], auth: Auth, timeout_s: float) -> dict[str, Any]:
-        told = {"model": self._model, **body} if self._model else body
         return await self._object(
-            "POST", f"/slots/{slot}?action={action}", auth, orjson.dumps(told), timeout_s=timeout_s
+            "POST", f"/slots/{slot}?action={action}", auth, orjson.dumps(self._named(body)), timeout_s=timeout_s
         )
 
     async def _object(
@@ -233,8 +250,10 @@ class LlamaClient:
         return _warmed(last)
 
     def _url(self, method: str, path: str) -> str:
-        if self._model and method == "GET":
-            path += f"{'&' if '?' in path else '?'}model={quote(self._model, safe='')}&autoload=false"
+        if self._model:
+            # A GET's query names the model, a POST's body does; neither may have one loaded, or another one put out.
+            named = f"model={quote(self._model, safe='')}&" if method == "GET" else ""
+            path += f"{'&' if '?' in path else '?'}{named}autoload=false"
         return self.upstream.control(path)
 
 

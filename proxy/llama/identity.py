@@ -29,6 +29,8 @@ class Process:
     model_path: str
     build: str
     is_sleeping: bool
+    is_router: bool = False
+    """It has no slots of its own, but passes requests to a process for each model."""
 
 
 def process(props: Mapping[str, Any]) -> Process:
@@ -44,6 +46,7 @@ def process(props: Mapping[str, Any]) -> Process:
         model_path=path,
         build=build,
         is_sleeping=props.get("is_sleeping") is True,
+        is_router=props.get("role") == "router",
     )
 
 
@@ -69,6 +72,19 @@ def model_identity(
 def adapters_text(lora: Sequence[Any]) -> str:
     """LoRA adapters and their scales, as they go into an identity."""
     return _canonical(list(lora)) if lora else ""
+
+
+def names_of_models(models: Mapping[str, Any]) -> dict[str, str]:
+    """From `/v1/models`: every name under which a model may be asked for, with its id."""
+    data = models.get("data")
+    entries = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    names: dict[str, str] = {}
+    for entry in entries:
+        aliases = entry.get("aliases")
+        for name in [*(aliases if isinstance(aliases, list) else ()), entry.get("id")]:
+            names[_text(name)] = _text(entry.get("id"))
+    names.pop("", None)
+    return names
 
 
 def file_identity(path: str) -> str:

@@ -27,6 +27,8 @@ STALE_S = 1.0
 GLANCE_S = 0.05
 """How long a look that every request pays for may take."""
 RETRY_S = 2.0
+GONE = (0, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_REQUEST)
+"""No answer, one that loads, a router that has put this model out."""
 PROBE_S = 10.0
 PROBE_KEY = "0" * 16
 
@@ -44,7 +46,7 @@ class Acquaintance:
         model = self._context.model
         model.wants_probe, model.was_probed = False, True
         writes = self._context.settings.persist and not self._context.settings.observe_only
-        name = temporary_name(PROBE_KEY, os.getpid(), 0) if writes else None
+        name = temporary_name(PROBE_KEY, os.getpid(), self._context.number) if writes else None
         try:
             async with asyncio.timeout(PROBE_S):
                 found = await probe(model.client, model.able, auth, name, PROBE_S)
@@ -105,7 +107,7 @@ class Acquaintance:
         except ControlFailed as error:
             if error.is_timeout and not is_needed:
                 return False
-            if error.code in (0, HTTPStatus.SERVICE_UNAVAILABLE) and not error.is_timeout:
+            if error.code in GONE and not error.is_timeout:
                 model.process = None
             raise
         model.welcomed(auth)
@@ -137,9 +139,14 @@ class Acquaintance:
         """Get to know a server process."""
         model, client = self._context.model, self._context.model.client
         now = process(await client.props(auth))
+        model.is_router = now.is_router
+        if now.is_router:
+            model.process = None
+            raise ControlFailed("a router has no slots of its own")
         models, lora = await asyncio.gather(client.models(auth), adapters(client, auth))
         file = await asyncio.to_thread(file_identity, now.model_path)
-        identity = model_identity(now, models, lora, server_id=self._context.settings.server_id, file=file)
+        server_id = self._context.settings.server_id
+        identity = model_identity(now, models, lora, server_id=server_id, file=file, wanted=client.model)
         looks = await self._first_looks(auth) if not now.is_sleeping else []
         model.began_process(now, identity, looks)
         await self._context.store.met(now.marker)

@@ -24,6 +24,7 @@ from proxy.checkpoints.key import is_key
 from proxy.logs import get_logger
 from proxy.serving.access import COOKIE, Access, cookie_value, is_token, start_refusal
 from proxy.serving.engine import Engine
+from proxy.serving.engines import Engines
 from proxy.serving.history import MAX_REQUESTS, History
 from proxy.serving.metrics import Metrics
 from proxy.serving.presence import Presence
@@ -76,10 +77,10 @@ def _hashes(html: bytes, tag: bytes) -> str:
 class Admin:
     """Listens for people and their tools."""
 
-    def __init__(self, settings: Settings, engine: Engine, reporter: Reporter) -> None:
-        self.settings, self.engine = settings, engine
+    def __init__(self, settings: Settings, engines: Engines, reporter: Reporter) -> None:
+        self.settings, self._engines = settings, engines
         self.history, self.metrics = History(), Metrics()
-        self.presence = Presence(engine.model.client, engine.lifecycle.auth)
+        self.presence = Presence(engines.first.model.client, engines.first.lifecycle.auth)
         self.port = 0
         """Where it listens; 0 where it doesn't."""
         self._token = settings.admin_token.get_secret_value()
@@ -92,19 +93,36 @@ class Admin:
         reporter.listen(self.metrics)
         self._watch()
 
+    @property
+    def engine(self) -> Engine:
+        """What is shown: of a router's models the one that was used last."""
+        return self._engines.latest
+
     def _watch(self) -> None:
         """Gauges of how it is now."""
-        model, watch = self.engine.model, self.metrics.watch
-        index = self.engine.store.index
+        watch, index = self.metrics.watch, self.engine.store.index
         watch("upstream_up", "Whether llama-server answers.", lambda: float(self.presence.is_ready))
-        watch("queue_length", "Requests that wait for a free slot.", lambda: model.gate.waiting)
+        watch(
+            "queue_length",
+            "Requests that wait for a free slot.",
+            lambda: sum(engine.model.gate.waiting for engine in self._engines),
+        )
         watch("requests_running", "Requests passed to the server and not over.", lambda: len(self.history.running))
-        watch("slots", "Slots of the server.", lambda: model.process.total_slots if model.process else 0)
+        watch("slots", "Slots of the server.", self._slots)
         watch("checkpoints", "Checkpoints on disk.", lambda: len(index.records) if index else 0)
         watch("checkpoints_size_bytes", "All checkpoints together.", lambda: disk_bytes(self.engine))
         watch(
-            "prefill_seconds_per_token", "What prefilling a token costs here.", lambda: model.prompt_ms_per_token / 1000
+            "prefill_seconds_per_token",
+            "What prefilling a token costs here.",
+            lambda: self.engine.model.prompt_ms_per_token / 1000,
         )
+
+    def _waiting(self) -> int:
+        return sum(engine.model.gate.waiting for engine in self._engines)
+
+    def _slots(self) -> int:
+        process = self.engine.model.process
+        return process.total_slots if process else 0
 
     # Listening
 

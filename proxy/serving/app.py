@@ -17,6 +17,7 @@ from proxy.llama.upstream import Upstream
 from proxy.logs import get_logger
 from proxy.serving.admin import Admin
 from proxy.serving.engine import Engine
+from proxy.serving.engines import Engines
 from proxy.serving.forward import Forwarder
 from proxy.serving.headers import origin_form
 from proxy.serving.inbound import Listener, TooLong, listen, read_whole
@@ -50,16 +51,21 @@ class Proxy:
         self.forwarder = Forwarder(self.upstream)
         self.reporter = Reporter()
         self._control: aiohttp.ClientSession | None = None
-        self._engine: Engine | None = None
+        self._engines: Engines | None = None
         self._listener: Listener | None = None
         self._admin: Admin | None = None
 
     @property
-    def engine(self) -> Engine:
-        """The engine; there is one once started."""
-        if self._engine is None:
+    def engines(self) -> Engines:
+        """The engines; there are some once started."""
+        if self._engines is None:
             raise RuntimeError("the proxy has not started")
-        return self._engine
+        return self._engines
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that was used last: of a plain server the only one."""
+        return self.engines.latest
 
     @property
     def port(self) -> int:
@@ -80,23 +86,23 @@ class Proxy:
         client = LlamaClient(self.upstream, self._control, control_s=self.settings.control_timeout)
         store = Store(self.settings, self.reporter)
         await store.open()
-        self._engine = Engine(self.settings, client, self.reporter, store)
-        self._admin = Admin(self.settings, self._engine, self.reporter)
-        self._engine.lifecycle.start()
+        self._engines = Engines(self.settings, client, self.reporter, store)
+        self._admin = Admin(self.settings, self._engines, self.reporter)
+        self._engines.start()
         self._listener = await listen(self.handle, self.settings.host, self.settings.port)
         self.forwarder.refuse_self(self._listener.host, self._listener.port)
         await self._admin.open()
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Stop listening, let answers end within the limit, stop."""
-        if self._engine is not None:
-            self._engine.wind_down()
+        if self._engines is not None:
+            self._engines.wind_down()
         if self._listener is not None:
             await self._listener.close(drain_s)
         if self._admin is not None:
             await self._admin.close()
-        if self._engine is not None:
-            await self._engine.close()
+        if self._engines is not None:
+            await self._engines.close()
         if self._control is not None:
             await self._control.close()
         await self.forwarder.close()
@@ -107,19 +113,19 @@ class Proxy:
         if request.method == "POST" and path in CHAT_PATHS:
             return await self._chat(request, path)
         if request.method == "POST" and path.rstrip("/").endswith("/lora-adapters"):
-            self.engine.meet_anew()
+            self.engines.meet_anew()
         is_harmless = request.method != "POST" or path in HARMLESS_POSTS
-        return await self.forwarder.forward(request, None, None if is_harmless else Touching(self.engine))
+        return await self.forwarder.forward(request, None, None if is_harmless else Touching(self.engines))
 
     async def _chat(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         body = await read_whole(request, READ_LIMIT)
         if isinstance(body, TooLong):
-            return await self.forwarder.forward(request, body, Touching(self.engine))
-        ticket = await self.engine.enter(await self._understand(body, request))
+            return await self.forwarder.forward(request, body, Touching(self.engines))
+        engine, ticket = await self.engines.enter(await self._understand(body, request))
         ticket.path = path  # without the query, which may carry a key
         try:
             self.reporter.proceeding(ticket)
-            self.engine.sent(ticket)
+            engine.sent(ticket)
             return await self.forwarder.forward(request, body, ticket)
         finally:
             ticket.settle()
@@ -134,8 +140,8 @@ class Proxy:
 class Touching:
     """Watches an answer of which only that it may have used a slot is known."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
         self._is_refused = False
 
     def began(self, status: int, headers: CIMultiDictProxy[str]) -> None:
@@ -152,7 +158,7 @@ class Touching:
 
     def _touched(self) -> None:
         if not self._is_refused:
-            self._engine.touched()
+            self._engines.touched()
 
 
 def path_of(raw_target: str) -> str:

@@ -29,6 +29,8 @@ class Context:
     report: Reporter
     store: Store
     model: Model
+    number: int = 0
+    """Tells the models of a router apart."""
     is_stopping: bool = False
     """Running requests may end; nothing is saved any more."""
     pulses: int = 0
@@ -84,4 +86,3 @@ class Context:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        await self.store.close()

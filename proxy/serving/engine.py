@@ -10,7 +10,9 @@ ends at `MAX_SILENCE`. Counterparts: `executor` carries plans out, `planner` mak
 """
 
 import asyncio
+import itertools
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -49,15 +51,24 @@ BEGUN_LOOKS_S = (0.01, 0.04, 0.15, 0.5)
 class Engine:
     """Prepares slots for chat completions."""
 
-    def __init__(self, settings: Settings, client: LlamaClient, reporter: Reporter, store: Store) -> None:
-        self.context = Context(settings, reporter, store, Model(client))
+    def __init__(
+        self,
+        settings: Settings,
+        client: LlamaClient,
+        reporter: Reporter,
+        store: Store,
+        *,
+        number: int = 0,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
+        self.context = Context(settings, reporter, store, Model(client), number)
         self.settings, self.report, self.store, self.model = settings, reporter, store, self.context.model
         self.acquaintance = Acquaintance(self.context)
         self.needs = Needs(self.context)
         self.accounting = Accounting(self.context)
         self.executor = Executor(self.context)
         self.lifecycle = Lifecycle(self.context, self.acquaintance, self.executor)
-        self._numbers = 0
+        self._numbers = numbers or itertools.count(1)
         self._reclaimed_at = 0.0
         self._inside: dict[int, Ticket] = {}
         """Requests that have passed the gate, by number."""
@@ -65,16 +76,16 @@ class Engine:
 
     # Entering
 
-    async def enter(self, visit: Visit) -> Ticket:
+    async def enter(self, visit: Visit, patience_s: float | None = None) -> Ticket:
         """Admit a request and prepare its slot; raises nothing but CancelledError."""
-        self._numbers += 1
-        ticket = Ticket(self._numbers, visit, self._began, self._settled, self.settings.max_silence)
+        patience_s = self.settings.max_silence if patience_s is None else patience_s
+        ticket = Ticket(next(self._numbers), visit, self._began, self._settled, patience_s)
         if not visit.may_prepare:
             ticket.plan = nothing(visit.reason)
         self.lifecycle.make_way()
         self.model.interest[visit.rendering] += 1
         try:
-            async with asyncio.timeout(self.settings.max_silence):
+            async with asyncio.timeout(patience_s):
                 if visit.may_prepare:
                     await self._admit(ticket)
                     await self._prepare(ticket)
@@ -323,6 +334,9 @@ class Engine:
     def _failed(self, ticket: Ticket, error: ControlFailed) -> None:
         if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             ticket.plan = nothing("not_authorised")
+            return
+        if self.model.client.model and error.code == HTTPStatus.BAD_REQUEST:
+            ticket.plan = nothing("model_not_loaded")  # the request itself has the router load it
             return
         self.report.trouble(f"control:{error.code}", f"{error}; the request goes on unprepared")
         ticket.plan = nothing(

@@ -92,6 +92,9 @@ class Lifecycle:
         if model.gate.inside or model.gate.waiting or not model.turn.is_free:
             return
         told = process(await model.client.props(self.auth))
+        model.is_router = told.is_router
+        if told.is_router:
+            return
         is_new = model.process is None or model.process.marker != told.marker
         if told.is_sleeping:
             self._asleep = told.marker

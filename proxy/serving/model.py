@@ -52,6 +52,8 @@ class Model:
 
     client: LlamaClient
     process: Process | None = None
+    is_router: bool = False
+    """The server was last seen to be a router: each of its models has a record of its own, and this one is not used."""
     identity: ModelIdentity | None = None
     ledger: Ledger = field(default_factory=Ledger)
     able: Capabilities = field(default_factory=Capabilities)

@@ -153,7 +153,7 @@ class Needs:
 
     async def _can_render(self, auth: Auth) -> bool:
         try:
-            await self._context.model.client.render(b'{"messages":[{"role":"user","content":"a"}]}', auth)
+            await self._context.model.client.can_render(auth)
         except ControlFailed as error:
             if error.code not in CANNOT_RENDER:
                 raise

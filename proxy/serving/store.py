@@ -85,6 +85,8 @@ class Store:
         if not self.shelf.is_owner:
             return
         for mark in await asyncio.to_thread(left_over_marks, self.settings.dir):
+            if mark.key in self.shelf.in_use:
+                continue  # another model of the same router is reading it now
             if mark.server != marker:
                 self.report.trouble(f"suspect:{mark.key}", f"the server died while it restored {final_name(mark.key)}")
                 await self.put_aside(mark.key)

@@ -1,0 +1,114 @@
+"""Several models behind one router: what is known is kept for each, and nothing of ours has one loaded."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from proxy.demo.servers import LlamaServer, ServerBinary
+from proxy.demo.sessions import next_turn
+from proxy.llama.client import ControlFailed
+from tests.load.relay import Call, relay
+from tests.serving.routers import Router
+from tests.serving.running import Running, ask, ask_directly, running, sessions
+
+MODELS: dict[str, Any] = {"alpha": "dense", "beta": "hybrid"}
+
+
+@pytest.fixture
+def router(llama_binary: ServerBinary, tmp_path: Path) -> Iterator[Router]:
+    with Router(tmp_path, MODELS, "-np", "1", binary=llama_binary) as found:
+        yield found
+
+
+def claims(proxied: Running) -> list[str]:
+    return [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
+
+
+async def test_models_that_take_turns(router: Router, tmp_path: Path) -> None:
+    """Each has its own slots, prefixes and checkpoints: what one does costs the other nothing, and all claims hold."""
+    persist = {"persist": True, "slot_dir": router.slots, "dir": tmp_path / "index"}
+    async with running(router, **persist) as proxied:
+        for folder in ("/first", "/second"):
+            for model in MODELS:
+                assert 200 == (await proxied.ask(sessions(folder, tokens=600, seed=2, model=model)[0])).status
+        assert [*["model_not_loaded"] * 2, *["may_be_hot"] * 2] == proxied.reasons
+        kept = {}
+        for folder in ("/a", "/b", "/c"):
+            for model in MODELS:
+                body = sessions(folder, tokens=600, seed=2, model=model)[0]
+                answer = await proxied.ask(body)
+                kept[model, folder] = (answer, proxied.prefix, proxied.sources[-1], next_turn(body, answer.text, "go"))
+        later = [await proxied.ask(kept[model, "/c"][3]) for model in MODELS]
+    assert ["continue"] * 2 == proxied.sources[-2:]
+    for model in MODELS:
+        sources = [kept[model, folder][2] for folder in ("/a", "/b", "/c")]
+        assert "warm-up" == sources[0]
+        assert {"hit", "restore"} >= set(sources[1:])
+        assert all(answer.reused >= prefix.n_tokens for (of, _), (answer, prefix, *_) in kept.items() if of == model)
+    assert kept["alpha", "/a"][1].key != kept["beta", "/a"][1].key
+    assert {f"pi-prefix-{kept[model, '/a'][1].key}.bin" for model in MODELS} <= {p.name for p in router.slots.iterdir()}
+    assert [True, True] == [answer.prefilled < 60 for answer in later]
+    assert [] == claims(proxied)
+
+
+async def test_every_call_of_ours_names_its_model_and_loads_none(router: Router) -> None:
+    """With room for one model only, the one put out stays out until a client asks for it."""
+    router.restart("--models-max", "1")
+    calls: list[Call] = []
+
+    async def note(call: Call) -> None:
+        calls.append(call)
+
+    async with relay(router, note) as url, running(url) as proxied:
+        for folder in ("/a", "/b", "/c"):
+            await proxied.ask(sessions(folder, tokens=600, model="alpha")[0])
+        await proxied.ask(sessions("/a", tokens=600, model="beta")[0])
+        assert {"beta"} == await router.loaded()
+        for engine in proxied.proxy.engines:
+            with suppress(ControlFailed):
+                await engine.lifecycle.look()
+        assert {"beta"} == await router.loaded()
+        again = await ask(proxied.client, proxied.base_url, sessions("/d", tokens=600, model="alpha")[0])
+    assert 200 == again.status
+    assert "warm-up" in proxied.sources
+    ours = [call for call in calls if call.path not in ("/v1/chat/completions", "/props", "/v1/models")]
+    assert {"false"} == {parse_qs(urlsplit(call.path).query)["autoload"][0] for call in ours}
+    named = [parse_qs(urlsplit(c.path).query)["model"][0] if c.method == "GET" else c.body["model"] for c in ours]
+    assert set(MODELS) == set(named)
+    assert [] == claims(proxied)
+
+
+@pytest.mark.parametrize("model", ["nobody", ""])
+async def test_a_model_that_is_not_there(router: Router, model: str) -> None:
+    """The router's own words, and nothing is prepared or remembered for it."""
+    (body,) = sessions("/a", tokens=600)
+    body = {**body, "model": model} if model else {name: value for name, value in body.items() if name != "model"}
+    (expected,) = await ask_directly(router, body)
+    async with running(router) as proxied:
+        answers = [await proxied.ask(body) for _ in range(3)]
+        assert 1 == len([*proxied.proxy.engines])
+    assert [(400, expected.data)] * 3 == [(answer.status, answer.data) for answer in answers]
+    assert ["unknown_model"] * 3 == proxied.reasons
+    assert set() == await router.loaded()
+
+
+async def test_a_router_becomes_a_plain_server(router: Router, llama_binary: ServerBinary) -> None:
+    """What was believed of its models is nobody's any more; sessions go on being prepared."""
+    async with running(router) as proxied:
+        for folder in ("/a", "/b", "/c"):
+            await proxied.ask(sessions(folder, tokens=600, model="alpha")[0])
+        assert "warm-up" == proxied.sources[-1]
+        router.stop()
+        model = router.directory / "alpha.gguf"
+        with LlamaServer(model, "-np", "1", port=router.port, binary=llama_binary):
+            await proxied.proxy.engines.first.lifecycle.look()
+            answers = [await proxied.ask(body) for body in sessions("/d", "/e", tokens=600, model="alpha")]
+            expected = proxied.prefix.n_tokens
+        assert 1 == len([*proxied.proxy.engines])
+    assert "warm-up" == proxied.sources[-2]
+    assert [True, True] == [expected <= answer.reused for answer in answers]
+    assert [] == claims(proxied)
