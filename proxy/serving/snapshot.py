@@ -4,6 +4,7 @@ Reads memory only; asks neither the server nor the disk. Counterpart: `status` h
 """
 
 from proxy import __version__
+from proxy.checkpoints.listing import model_name
 from proxy.serving.engine import Engine
 from proxy.serving.history import History
 from proxy.serving.status import (
@@ -62,7 +63,7 @@ def _server(engine: Engine, state: str) -> ServerStatus:
     return ServerStatus(
         state=state,
         build=model.process.build if model.process else "",
-        model=_name(model.identity.model_id) if model.identity else "",
+        model=model_name(model.identity.model_id) if model.identity else "",
         slots=model.process.total_slots if model.process else 0,
         context_tokens=able.n_ctx,
         prompt_ms_per_token=round(model.prompt_ms_per_token, 4),
@@ -72,11 +73,6 @@ def _server(engine: Engine, state: str) -> ServerStatus:
         shows_slots=able.shows_slots,
         acts_on_slots=able.acts_on_slots,
     )
-
-
-def _name(model_id: str) -> str:
-    """A model's name; where nobody gave it one its id is the path of its file."""
-    return model_id.rpartition("/")[2]
 
 
 def slots(engine: Engine, history: History) -> list[SlotStatus]:
@@ -147,7 +143,7 @@ def checkpoints(engine: Engine) -> list[CheckpointStatus]:
     return [
         CheckpointStatus(
             key=one.key,
-            model=_name(one.model_id),
+            model=model_name(one.model_id),
             tokens=one.n_tokens,
             size_bytes=one.size_bytes,
             created_at=one.created_at,
