@@ -10,6 +10,7 @@ from proxy.errors import PrefixCacheError
 USAGE = """usage: pi-prefix-cache [COMMAND] [flags]
 
   serve    run the proxy (the default)
+  doctor   check server, settings and files; each fault with what to change
   status   what the running proxy does, as its page shows it; --watch follows
   explain  why the last request found no prefix: what of it has changed
   warm     have the last prefix restored or built now
@@ -25,6 +26,7 @@ USAGE = """usage: pi-prefix-cache [COMMAND] [flags]
 # Imported when asked for: `demo` needs packages that a running proxy does not.
 COMMANDS = {
     "serve": "proxy.commands.serve",
+    "doctor": "proxy.commands.doctor",
     "status": "proxy.commands.status",
     "explain": "proxy.commands.explain",
     "warm": "proxy.commands.warm",

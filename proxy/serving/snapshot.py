@@ -60,6 +60,7 @@ def snapshot(
 def _server(engine: Engine, state: str) -> ServerStatus:
     model = engine.model
     able: Capabilities = model.able
+    prefixes = model.prefixes.values()
     return ServerStatus(
         state=state,
         build=model.process.build if model.process else "",
@@ -72,6 +73,8 @@ def _server(engine: Engine, state: str) -> ServerStatus:
         keeps_copies=able.keeps_copies,
         shows_slots=able.shows_slots,
         acts_on_slots=able.acts_on_slots,
+        renders_exactly=(True if any(one.tokens for one in prefixes) else None) if model.renders else False,
+        longest_prefix_tokens=max((one.n_tokens for one in prefixes), default=0),
     )
 
 
@@ -134,7 +137,16 @@ def _disk(engine: Engine) -> DiskStatus:
         checkpoints=len(index.records) if index is not None else 0,
         size_bytes=disk_bytes(engine),
         may_delete=index is not None and index.is_owner,
+        sees_files=_sees_files(engine),
     )
+
+
+def _sees_files(engine: Engine) -> bool | None:
+    """A version is known only where a file that the server wrote was read from here."""
+    shelf = engine.store.shelf
+    if shelf.directory is None or shelf.is_blind:
+        return False if shelf.is_blind else None
+    return True if shelf.made_here or engine.model.able.format_version is not None else None
 
 
 def checkpoints(engine: Engine) -> list[CheckpointStatus]:
