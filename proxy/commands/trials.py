@@ -26,8 +26,10 @@ from proxy.llama.probe import N_TOKENS, probe
 from proxy.llama.renderer import exact_prefix
 from proxy.request.body import ChatRequest, read_chat
 from proxy.request.prefix import StablePrefix, stable_prefix
+from proxy.serving.looked_over import is_as_left, is_unused, note
 from proxy.settings import Settings
 from proxy.slots.capabilities import Capabilities
+from proxy.slots.ledger import Look
 
 TRY_S = 20.0
 PROBE_KEY = "0" * 16
@@ -83,8 +85,19 @@ class Trials:
     """How many tokens a slot has that holds what was put there by a trial."""
 
     async def run(self) -> list[Finding]:
-        """All of them, one after the other."""
-        looks = self.met.looks
+        """All of them, one after the other; the proxy that starts next is told that it was only us."""
+        looks, marker, directory = self.met.looks, self.met.process.marker, self.settings.dir
+        was_unused = bool(looks) and (
+            is_unused(looks or ()) or await asyncio.to_thread(is_as_left, directory, marker, looks or ())
+        )
+        found = await self._run(looks)
+        if was_unused:
+            with suppress(ControlFailed):
+                left = await self.met.client.slots(self.met.auth)
+                await asyncio.to_thread(note, directory, marker, left)
+        return found
+
+    async def _run(self, looks: list[Look] | None) -> list[Finding]:
         if looks is None or any(look.is_busy or look.n_tokens for look in looks):
             why = "its slots are hidden" if looks is None else "its slots are in use"
             return [advice("probe", f"what the server can do was not tried: {why}", ASK_AGAIN)]

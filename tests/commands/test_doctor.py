@@ -132,7 +132,7 @@ def test_nothing_is_wrong_where_nothing_is(house: House, terminal: Terminal) -> 
     more = {"host memory", "restore", "reuse", "template", "index", "permissions", "disk"}
     assert made | more == verdict.checks
     assert is_untouched(house)
-    assert not (house.home / "index").exists()
+    assert ["doctor.json"] == [path.name for path in (house.home / "index").iterdir()]
     for_people = terminal.type("doctor", *flags(house.settings()))
     assert (0, "nothing wrong") == (for_people.code, for_people.out.splitlines()[-1])
 
@@ -420,6 +420,24 @@ def test_a_server_in_use_is_not_touched(build: Any, terminal: Terminal) -> None:
     after = asyncio.run(ask_server(found.server, "/slots"))
     assert [slot.get("id_task") for slot in before] == [slot.get("id_task") for slot in after]
     assert [] == list(found.slots.iterdir())
+
+
+async def test_a_proxy_that_starts_after_a_doctor_finds_the_server_unused(build: Any, terminal: Terminal) -> None:
+    """It is probed as at its start, and the first session is prepared; not so once anybody else has used a slot."""
+    found = build()
+    settings = {"persist": True, "slot_dir": found.slots, "dir": found.home / "index", "admin_port": None}
+    for _ in range(2):
+        assert 0 == (await terminal.beside("doctor", *flags(found.settings()))).code
+    async with administered(found.server, **settings) as proxy:
+        await proxy.ask(sessions("/a", tokens=600)[0])
+        assert (["warm-up"], True) == (proxy.sources, proxy.proxy.engine.model.able.keeps_copies)
+    await asyncio.to_thread(found.server.restart)
+    assert 0 == (await terminal.beside("doctor", *flags(found.settings()))).code
+    await ask_server(found.server, "/completion", {"prompt": list(range(300, 400)), "n_predict": 0})
+    await ask_server(found.server, "/completion", {"prompt": list(range(500, 600)), "n_predict": 0})
+    async with administered(found.server, **settings) as proxy:
+        await proxy.ask(sessions("/b", tokens=600)[0])
+        assert (["may_be_hot"], None) == (proxy.reasons, proxy.proxy.engine.model.able.keeps_copies)
 
 
 async def test_beside_a_proxy_its_findings_are_taken(build: Any, terminal: Terminal) -> None:
