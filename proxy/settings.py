@@ -16,7 +16,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -242,11 +242,14 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Offer every setting as a flag, in its group; what isn't given isn't in the result."""
+def add_flags(parser: argparse.ArgumentParser, names: Collection[str] = ()) -> None:
+    """Offer settings (default: all) as flags, each in its group; what isn't given isn't in the result."""
     for title, fields in _grouped():
+        wanted = [(name, field) for name, field in fields if not names or name in names]
+        if not wanted:
+            continue
         group = parser.add_argument_group(title)
-        for name, field in fields:
+        for name, field in wanted:
             is_switch = field.annotation is bool
             default = _written(field.default)
             words = f"{field.description} ({_expects(field)}{f'; default {default}' if default else ''})"

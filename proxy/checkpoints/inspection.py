@@ -19,8 +19,8 @@ from pathlib import Path
 
 import xxhash
 
-from proxy.checkpoints.key import companion_name
-from proxy.checkpoints.record import Seal
+from proxy.checkpoints.key import companion_name, final_name
+from proxy.checkpoints.record import Checkpoint, Seal
 from proxy.checkpoints.state_file import FIXED_BYTES, Header, NotRead, header_bytes, is_of, read_header
 
 UNSETTLED = 0  # in a seal's mtime_ns: the stat proves nothing
@@ -83,6 +83,13 @@ def inspect(path: Path, expected: Expected) -> Inspection:
             return _inspect_open(fd, path, expected)
     except OSError as error:
         return Inspection(_verdict_of(error, path), error.strerror or str(error))
+
+
+def proof(directory: Path, record: Checkpoint) -> str:
+    """Whether a checkpoint's file still is what was saved, in words; reads all of it."""
+    expected = Expected(None, record.size_bytes, record.format_version, record.seal, record.companion)
+    found = inspect(directory / final_name(record.key), expected)
+    return f"{found.verdict.value}{f' ({found.detail})' if found.detail else ''}"
 
 
 def read_head(path: Path) -> Header | NotRead:

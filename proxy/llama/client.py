@@ -140,6 +140,29 @@ class LlamaClient:
         """The fallback where tokens can't be had: a chat request that generates nothing."""
         return await self._streamed("/v1/chat/completions", body, auth, timeout_s, None)
 
+    async def prefill_as_clients_do(self, tokens: Sequence[int], auth: Auth, timeout_s: float) -> Warmed:
+        """Prefill without asking for reuse: whether there is any is the server's default."""
+        body = {name: value for name, value in self._completion(tokens).items() if name != "cache_prompt"}
+        told = await self._object("POST", "/completion", auth, orjson.dumps(body), timeout_s=timeout_s)
+        return _warmed(told)
+
+    async def count_chat(self, body: bytes, auth: Auth, timeout_s: float) -> int:
+        """`POST /v1/chat/completions`, not streamed: how many prompt tokens the server counted; 0 if it is silent."""
+        told = await self._object("POST", "/v1/chat/completions", auth, body, timeout_s=timeout_s)
+        usage = told.get("usage")
+        return _count(usage, "prompt_tokens") if isinstance(usage, dict) else 0
+
+    async def lets_act(self, auth: Auth) -> bool:
+        """Whether slot actions are on: a name with a path is refused before anything is done, where they are."""
+        try:
+            await self._act(0, "save", {"filename": "not/saved"}, auth, self._control_s)
+        except ControlFailed as error:
+            if error.code in _NO_SUCH_PATH:
+                return False
+            if error.code != HTTPStatus.BAD_REQUEST:
+                raise
+        return True
+
     async def copy(self, slot: int | None, auth: Auth, timeout_s: float) -> None:
         """Have a slot's content copied to host memory: an empty prompt takes nothing from it and adds nothing.
 

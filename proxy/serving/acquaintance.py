@@ -19,6 +19,7 @@ from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
 from proxy.llama.probe import probe
 from proxy.serving.adapters import adapters
 from proxy.serving.context import Context
+from proxy.serving.looked_over import is_as_left
 from proxy.slots.holding import Nothing, Prefix
 from proxy.slots.ledger import Look
 
@@ -148,7 +149,8 @@ class Acquaintance:
         server_id = self._context.settings.server_id
         identity = model_identity(now, models, lora, server_id=server_id, file=file, wanted=client.model)
         looks = await self._first_looks(auth) if not now.is_sleeping else []
-        model.began_process(now, identity, looks)
+        was_unused = await asyncio.to_thread(is_as_left, self._context.settings.dir, now.marker, looks or ())
+        model.began_process(now, identity, looks, was_unused=was_unused)
         await self._context.store.met(now.marker)
         model.welcomed(auth)
         model.last_answer = time.monotonic()

@@ -1,8 +1,8 @@
-"""The admin listener: status page, status as JSON, metrics, health, and two actions, on an address of its own.
+"""The admin listener: status page, status as JSON, metrics, health, and a few actions, on an address of its own.
 
 Owns its paths and what they answer; the main port has none of them. It never stands in the way of a request: what goes
 wrong here ends here, and a listener that can't or mustn't open is said and left closed. Counterparts: `access` decides
-who may ask, `snapshot` and `metrics` what is told, the store and the lifecycle do what is wanted.
+who may ask, `snapshot` and `metrics` what is told, `actions` has what is done for a person.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import orjson
 from aiohttp import web
 
-from proxy.checkpoints.key import is_key
 from proxy.logs import get_logger
 from proxy.serving.access import COOKIE, Access, cookie_value, is_token, start_refusal
+from proxy.serving.actions import Actions, as_json
 from proxy.serving.engine import Engine
 from proxy.serving.engines import Engines
+from proxy.serving.explanations import Explanations
 from proxy.serving.history import MAX_REQUESTS, History
 from proxy.serving.metrics import Metrics
 from proxy.serving.presence import Presence
@@ -91,6 +91,9 @@ class Admin:
         self._runner: web.AppRunner | None = None
         reporter.listen(self.history)
         reporter.listen(self.metrics)
+        self.explanations = Explanations(lambda: self.engine.model, self.history)
+        if settings.admin_port is not None:
+            reporter.listen(self.explanations)  # where nobody can ask, nothing is taken apart
         self._watch()
 
     @property
@@ -163,8 +166,7 @@ class Admin:
             web.get("/status", self._show_status),
             web.get("/status/schema", self._show_schema),
             web.get("/events", self._show_events, allow_head=False),
-            web.post("/checkpoints/{key}/delete", self._delete),
-            web.post("/warm", self._warm),
+            *Actions(lambda: self.engine, self.history, self.explanations).routes(),
         ])  # fmt: skip
         return application
 
@@ -212,15 +214,15 @@ class Admin:
     async def _show_status(self, request: web.Request) -> web.Response:
         limit = _count(request.query.get("requests", ""), SHOWN_REQUESTS)
         state = await self.presence.look()
-        return _json(snapshot(self.engine, self.history, state, time.time(), limit=min(limit, MAX_REQUESTS)))
+        return as_json(snapshot(self.engine, self.history, state, time.time(), limit=min(limit, MAX_REQUESTS)))
 
     async def _show_schema(self, _: web.Request) -> web.Response:
-        return _json(await asyncio.to_thread(schema))
+        return as_json(await asyncio.to_thread(schema))
 
     async def _show_events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: the status at once, at each change, and now and then; each request once."""
         if self._pages >= MAX_PAGES:
-            return _json({"error": "too many pages are open"}, HTTPStatus.SERVICE_UNAVAILABLE)
+            return as_json({"error": "too many pages are open"}, HTTPStatus.SERVICE_UNAVAILABLE)
         answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         self._pages += 1
         try:
@@ -245,32 +247,6 @@ class Admin:
                 async with asyncio.timeout(TICK_S):
                     await self.history.changed(seen)
 
-    # Doing
-
-    async def _delete(self, request: web.Request) -> web.Response:
-        key = request.match_info["key"]
-        if not is_key(key):
-            return _json({"error": "not a checkpoint's key"}, HTTPStatus.BAD_REQUEST)
-        refusal = await self.engine.store.delete(key)
-        self.history.touch()
-        if refusal is not None:
-            code = HTTPStatus.NOT_FOUND if refusal == "unknown" else HTTPStatus.CONFLICT
-            return _json({"error": refusal}, code)
-        return _json({"deleted": key})
-
-    async def _warm(self, _: web.Request) -> web.Response:
-        told = await self.engine.lifecycle.warm_now()
-        self.history.touch()
-        code = HTTPStatus.OK if told in WARM else HTTPStatus.CONFLICT
-        return _json({"warmed" if told in WARM else "error": told}, code)
-
-
-WARM = ("restored", "built", "already_warm")
-
 
 def _count(text: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else default  # noqa: PLR2004
-
-
-def _json(value: Any, code: int = HTTPStatus.OK) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=code, content_type="application/json")

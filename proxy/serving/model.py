@@ -91,7 +91,9 @@ class Model:
     _known_keys: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     _salt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
-    def began_process(self, process: Process, identity: ModelIdentity, looks: list[Look] | None) -> None:
+    def began_process(
+        self, process: Process, identity: ModelIdentity, looks: list[Look] | None, *, was_unused: bool = False
+    ) -> None:
         """Another server process: believe nothing of the earlier one."""
         is_other_model = self.identity is not None and self.identity != identity
         is_same_process = process.marker == self._marker
@@ -107,7 +109,7 @@ class Model:
         if process.is_sleeping:
             self.ledger.emptied()
         elif looks:
-            self.ledger.first_look(looks)
+            self.ledger.first_look(looks, was_unused=was_unused)
         self.wants_probe = self.ledger.saw_start
         self.was_probed = False
         self.failed_claims = self.failed_resumes = 0

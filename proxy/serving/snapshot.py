@@ -4,6 +4,7 @@ Reads memory only; asks neither the server nor the disk. Counterpart: `status` h
 """
 
 from proxy import __version__
+from proxy.checkpoints.listing import model_name
 from proxy.serving.engine import Engine
 from proxy.serving.history import History
 from proxy.serving.status import (
@@ -59,10 +60,11 @@ def snapshot(
 def _server(engine: Engine, state: str) -> ServerStatus:
     model = engine.model
     able: Capabilities = model.able
+    prefixes = model.prefixes.values()
     return ServerStatus(
         state=state,
         build=model.process.build if model.process else "",
-        model=_name(model.identity.model_id) if model.identity else "",
+        model=model_name(model.identity.model_id) if model.identity else "",
         slots=model.process.total_slots if model.process else 0,
         context_tokens=able.n_ctx,
         prompt_ms_per_token=round(model.prompt_ms_per_token, 4),
@@ -71,12 +73,9 @@ def _server(engine: Engine, state: str) -> ServerStatus:
         keeps_copies=able.keeps_copies,
         shows_slots=able.shows_slots,
         acts_on_slots=able.acts_on_slots,
+        renders_exactly=(True if any(one.tokens for one in prefixes) else None) if model.renders else False,
+        longest_prefix_tokens=max((one.n_tokens for one in prefixes), default=0),
     )
-
-
-def _name(model_id: str) -> str:
-    """A model's name; where nobody gave it one its id is the path of its file."""
-    return model_id.rpartition("/")[2]
 
 
 def slots(engine: Engine, history: History) -> list[SlotStatus]:
@@ -138,7 +137,16 @@ def _disk(engine: Engine) -> DiskStatus:
         checkpoints=len(index.records) if index is not None else 0,
         size_bytes=disk_bytes(engine),
         may_delete=index is not None and index.is_owner,
+        sees_files=_sees_files(engine),
     )
+
+
+def _sees_files(engine: Engine) -> bool | None:
+    """A version is known only where a file that the server wrote was read from here."""
+    shelf = engine.store.shelf
+    if shelf.directory is None or shelf.is_blind:
+        return False if shelf.is_blind else None
+    return True if shelf.made_here or engine.model.able.format_version is not None else None
 
 
 def checkpoints(engine: Engine) -> list[CheckpointStatus]:
@@ -147,7 +155,7 @@ def checkpoints(engine: Engine) -> list[CheckpointStatus]:
     return [
         CheckpointStatus(
             key=one.key,
-            model=_name(one.model_id),
+            model=model_name(one.model_id),
             tokens=one.n_tokens,
             size_bytes=one.size_bytes,
             created_at=one.created_at,

@@ -49,6 +49,10 @@ class ServerStatus:
     keeps_copies: bool | None
     shows_slots: bool | None
     acts_on_slots: bool | None
+    renders_exactly: bool | None
+    """Whether renderings have the server's own token counts."""
+    longest_prefix_tokens: int
+    """Of the prefixes known now; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class DiskStatus:
     size_bytes: int
     may_delete: bool
     """Whether this proxy may: not beside another one on the same directory."""
+    sees_files: bool | None
+    """Whether what the server saves was seen to appear in SLOT_DIR."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from proxy.checkpoints import slot_directory
 from proxy.checkpoints.index import Index
-from proxy.checkpoints.inspection import Expected, FileVerdict, Inspection, inspect
+from proxy.checkpoints.inspection import Expected, FileVerdict, Inspection, inspect, proof
 from proxy.checkpoints.key import final_name, is_key
+from proxy.checkpoints.listing import Listed, listing
 from proxy.checkpoints.marks import Mark, forget, left_over_marks, set_mark
 from proxy.checkpoints.record import Checkpoint
 from proxy.request.fingerprint import ModelIdentity
-from proxy.serving.housekeeping import Housekeeping
+from proxy.serving.housekeeping import Cleaned, Housekeeping
 from proxy.serving.reporting import Reporter
 from proxy.serving.saving import Saving
 from proxy.serving.shelf import Shelf, identity_text
@@ -234,3 +235,24 @@ class Store:
         """Delete what the limits say; says nothing where there is nothing to do."""
         await self._housekeeping.clean_up()
         await self.flush()
+
+    async def prune(self, *, is_dry_run: bool) -> Cleaned:
+        """Clean up because a person asks for it, `CLEANUP=0` or not; or tell what that would delete."""
+        cleaned = await self._housekeeping.prune(is_dry_run=is_dry_run)
+        await self.flush()
+        return cleaned
+
+    async def listed(self) -> list[Listed]:
+        """Everything there is, in the index and in the slot directory."""
+        files = None
+        if self.directory is not None:
+            with suppress(OSError):
+                files = await asyncio.to_thread(slot_directory.scan, self.directory)
+        return listing(self.index.records.values() if self.index is not None else (), files)
+
+    async def proof(self, key: str) -> str:
+        """Whether a checkpoint's file is what was saved: the words of an inspection, "" where none can be made."""
+        record = self.record(key)
+        if record is None or self.directory is None:
+            return ""
+        return await asyncio.to_thread(proof, self.directory, record)

@@ -137,14 +137,17 @@ class Ledger:
             return True
         return False
 
-    def first_look(self, looks: Sequence[Look]) -> None:
-        """The first look at a server process: slots that never ran a completion are empty, others unknown."""
-        self.saw_start = all(look.task is None and not look.is_busy for look in looks)
+    def first_look(self, looks: Sequence[Look], *, was_unused: bool = False) -> None:
+        """The first look at a server process: slots that never ran a completion are empty, others unknown.
+
+        `was_unused` is True where it is known otherwise that nobody's work can be in them.
+        """
+        self.saw_start = was_unused or all(look.task is None and not look.is_busy for look in looks)
         for look in sorted(looks, key=_task_number):
             if 0 <= look.slot < len(self.slots):
                 belief = self.slots[look.slot]
                 belief.seen = look
-                is_fresh = look.task is None and look.n_tokens == 0 and not look.is_busy
+                is_fresh = (was_unused or look.task is None) and look.n_tokens == 0 and not look.is_busy
                 belief.holds = Nothing() if is_fresh else Unknown(look.n_tokens)
                 if look.task is not None:
                     self.used(look.slot)
