@@ -187,7 +187,7 @@ def processed(server: LlamaServer) -> int:
 
 def work_out_ideal(asked: Sequence[Asked], server: LlamaServer) -> None:
     """Enter in each record what it needed at least."""
-    letters = {letter: _tokenize(server, letter)[0] for letter in string.ascii_lowercase}
+    letters = {letter: _tokenize(server, letter)[0] for letter in string.ascii_uppercase}
     count, firsts = Ideal(), dict[str, list[int]]()
     for one in asked:
         if one.body is None:
@@ -196,7 +196,7 @@ def work_out_ideal(asked: Sequence[Asked], server: LlamaServer) -> None:
         rendered = orjson.loads(_post(server, "/apply-template", one.body))["prompt"]
         prompt = _tokenize(server, rendered)
         firsts.setdefault(one.name, prompt)
-        # The tiny models say letters only, each of them a token.
+        # The tiny models say capitals only, each of them a token.
         one.ideal = count.asked(prompt, [letters[letter] for letter in one.turn.answer] if one.turn else ())
 
 

@@ -8,9 +8,10 @@ can reuse a prompt. Refuses: anything a model would be used for; these know noth
 - `swa`: sliding-window attention, the cache forgets what lies more than a window behind
 
 What the weights must do. A model that says arbitrary bytes is no use: half a UTF-8 character, or what looks like the
-beginning of a tool call, makes llama-server answer 500 once tools are given. So these only ever say lower-case letters:
+beginning of a tool call, makes llama-server answer 500 once tools are given. So these only ever say capitals, of which
+no word is made: what was said comes back in the next turn as the same tokens, as a real model's answer does. How:
 coordinate 0 of the residual stream holds a constant that no layer writes to, and the output matrix turns it into
-"letters yes, all else no"; the other coordinates depend on the whole prompt and choose the letter. Right and wrong
+"capitals yes, all else no"; the other coordinates depend on the whole prompt and choose the letter. Right and wrong
 KV states differ in the log-probabilities of these letters.
 """
 
@@ -30,7 +31,7 @@ from proxy.demo.vocabulary import Vocabulary, vocabulary
 Kind = Literal["dense", "hybrid", "swa"]
 Matrix = npt.NDArray[np.float32]
 
-GENERATOR_VERSION = 1  # part of each cached file's name: raise it whenever the same arguments give other bytes
+GENERATOR_VERSION = 2  # part of each cached file's name: raise it whenever the same arguments give other bytes
 
 ARCHITECTURES: dict[Kind, str] = {"dense": "llama", "hybrid": "lfm2", "swa": "gemma3"}
 WIDTH, LAYERS, HEADS, KV_HEADS, HIDDEN = 64, 6, 4, 2, 128
@@ -150,7 +151,7 @@ def _tensors(kind: Kind, words: Vocabulary, random: np.random.Generator) -> dict
     embedding[:, 0] = 8.0
     if kind == "swa":  # this architecture multiplies embeddings by the root of the width
         embedding /= WIDTH**0.5
-    output[:, 0] = np.where(words.letters, 100.0, -100.0)
+    output[:, 0] = np.where(words.capitals, 100.0, -100.0)
     norm = "token_embd_norm" if kind == "hybrid" else "output_norm"
     tensors = {"token_embd": embedding, "output": output, norm: _ones(WIDTH)}
     for layer in range(LAYERS):

@@ -50,9 +50,9 @@ class Vocabulary:
         return len(self.tokens) + len(self.specials)
 
     @property
-    def letters(self) -> tuple[bool, ...]:
-        """For each token, specials included: is it a single lower-case ASCII letter?"""
-        return tuple(len(text) == 1 and "a" <= text <= "z" for text in (*self.tokens, *self.specials))
+    def capitals(self) -> tuple[bool, ...]:
+        """For each token, specials included: is it a single ASCII capital?"""
+        return tuple(len(text) == 1 and "A" <= text <= "Z" for text in (*self.tokens, *self.specials))
 
 
 @lru_cache

@@ -40,7 +40,7 @@ def test_model_answers_an_agents_request_with_letters(start_llama: StartLlama, k
         status, answer = ask(server, "/v1/chat/completions", body)
         assert status == 200, answer
         text = answer["choices"][0]["message"]["content"]
-        assert (40, True) == (len(text), text.isalpha() and text.islower())
+        assert (40, True) == (len(text), text.isalpha() and text.isupper())
 
 
 @pytest.mark.parametrize("tools_last", [False, True], ids=["tools-first", "tools-last"])

@@ -64,7 +64,6 @@ async def goes_on(proxied: Running, member: Member, last: Answer) -> list[str]:
     member.go_on()
     known = list(believed(proxied))
     answer = await proxied.ask(member.body)
-    # The answer may come back as other tokens: letters of it may make up a word.
     new = answer.prompt_tokens - last.prompt_tokens
     told = proxied.last
     is_known = told.need.chain[:-TURN] in known

@@ -158,7 +158,7 @@ def strays(told: Asked, reference: Answer) -> float:
     """How far an answer's log-probabilities are from the reference's.
 
     Where it came without any, how much less likely than the reference's own choice its first other letter was; tiny
-    models say letters only, each of them a token.
+    models say capitals only, each of them a token.
     """
     if told.ask.leaves_after is not None:
         return 0.0
