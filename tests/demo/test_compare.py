@@ -1,7 +1,5 @@
 """The demo's comparison: figures as the server gives them, a table to read, nothing left behind."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -51,37 +49,6 @@ async def test_sessions_are_asked_in_turns(start_llama: StartLlama) -> None:
     assert 0 == first.reused
     assert 400 < first.prompt_tokens < later.prompt_tokens
     assert all(turn.answer.isalpha() and turn.first_token_ms > 0 for turn in turns)
-
-
-def test_the_whole_demo_ends_well_and_leaves_nothing(start_llama: StartLlama, tmp_path: Path) -> None:
-    """`make demo` in small: exit 0, a table a model, and no file or process of it remains."""
-    small = "from proxy.demo import compare; compare.PREFIX_TOKENS = 400; raise SystemExit(compare.main())"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "TMPDIR": str(tmp_path),
-        "COLUMNS": "80",
-    }
-    demo = subprocess.run(
-        [sys.executable, "-c", small], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert 0 == demo.returncode, demo.stderr
-    assert ["dense", "hybrid"] == [line.split()[0] for line in demo.stdout.splitlines() if "model," in line]
-    assert 12 == sum(demo.stdout.count(folder) for folder in ("~/shop", "~/blog", "~/notes"))
-    assert "through the proxy: turn 2" in demo.stderr
-    assert [] == list(tmp_path.iterdir())
-    assert [] == [line for line in processes() if str(tmp_path) in line]
-
-
-def processes() -> list[str]:
-    """The command lines of all processes."""
-    lines = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(entry.read_text(errors="replace"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return lines
 
 
 def test_demo_without_a_server_says_how_to_get_one(
