@@ -128,10 +128,11 @@ def _with_places(_: Any, __: str, event: Event) -> Event:
 
 
 def _places(error: BaseException, at: TracebackType | None) -> str:
-    frames = traceback.extract_tb(at)[-FRAME_LIMIT:]
+    # Not `extract_tb`, which reads the source from the disk.
+    places = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(at)][-FRAME_LIMIT:]
     cause = error.__cause__ or error.__context__
     because = f" after {type(cause).__name__}" if cause else ""
-    return " < ".join([f"{type(error).__name__}{because}", *(f"{f.filename}:{f.lineno}" for f in reversed(frames))])
+    return " < ".join([f"{type(error).__name__}{because}", *reversed(places)])
 
 
 def _json(_: Any, __: str, event: Event) -> str:

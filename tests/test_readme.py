@@ -28,7 +28,7 @@ LISTS_WHY = {"_barred"}
 """What returns one."""
 OUR_OWN = {"asked_for", "server_idle", "server_started"}
 """Reasons of work that no request asked for: in no request's line."""
-HOSTS = {"127.0.0.1", "github.com", "keepachangelog.com", "opencode.ai", "semver.org"}
+HOSTS = {"127.0.0.1", "github.com", "host.docker.internal", "keepachangelog.com", "opencode.ai", "semver.org"}
 
 
 def text() -> str:

@@ -48,13 +48,24 @@ async def meet(client: LlamaClient, settings: Settings) -> Met | Finding:
     auth = credentials(settings)
     try:
         props = await client.props(auth)
-        if not isinstance(props.get("total_slots"), int) and props.get("role") != "router":
+        told, models = process(props), await client.models(auth)
+        if told.is_router:
+            loaded = _loaded(models)
+            if loaded is None:
+                words = "a router with no model loaded: there is no slot to look at"
+                return advice("model", words, "ask again when a client has used one")
+            if not client.model:
+                return await meet(client.of_model(loaded), settings)
+        elif not isinstance(props.get("total_slots"), int):
             return _stranger(client.upstream.address, "its /props is not llama-server's")
-        told = process(props)
-        if props.get("role") == "router":
-            return advice("model", "a router of several models: requests pass, unprepared", "one proxy for each model")
-        models = await client.models(auth)
-        return Met(client, auth, told, _first_id(models), await _looks(client, auth), await client.lets_act(auth))
+        return Met(
+            client,
+            auth,
+            told,
+            client.model or _first_id(models),
+            await _looks(client, auth),
+            await client.lets_act(auth),
+        )
     except ControlFailed as error:
         return _not_met(client.upstream.address, error, has_key=bool(auth))
 
@@ -63,6 +74,13 @@ def _first_id(models: Told) -> str:
     data = models.get("data")
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
     return str(first.get("id", ""))
+
+
+def _loaded(models: Told) -> str | None:
+    """The first of a router's models that is in memory."""
+    data = models.get("data")
+    entries = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    return next((str(one.get("id")) for one in entries if (one.get("status") or {}).get("value") == "loaded"), None)
 
 
 async def _looks(client: LlamaClient, auth: Auth) -> list[Look] | None:
@@ -108,11 +126,16 @@ def server_checks(met: Met, settings: Settings, index: IndexRead | None, longest
     return [
         ok("server", f"llama-server build {met.process.build or 'unknown'} at {met.client.upstream.address}"),
         ok("key", "accepted" if met.auth else "the server asks for none"),
-        ok("model", Path(met.process.model_path).name or met.model_id or "not named"),
+        ok("model", _named(met)),
         *_slots(met, settings),
         _context(met.process, max([longest_prefix, *known])),
         _actions(met, settings),
     ]
+
+
+def _named(met: Met) -> str:
+    name = Path(met.process.model_path).name or met.model_id or "not named"
+    return f"{name}; of a router's only this one was looked at" if met.client.model else name
 
 
 def _slots(met: Met, settings: Settings) -> Iterator[Finding]:

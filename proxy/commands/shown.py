@@ -28,7 +28,7 @@ def age(seconds: float) -> str:
     for length, unit in _STEPS:
         if seconds >= length:
             return f"{seconds // length:.0f} {unit}"
-    return "now"
+    return "0 s"
 
 
 def tokens(count: float | None) -> str:

@@ -143,7 +143,7 @@ class Trials:
         found = await template_check(self.met)
         if found is not None:
             return found
-        request, prefix = made_up()
+        request, prefix = made_up(self.met.client.model)
         rendered = await exact_prefix(self.met.client, request, prefix, self.met.auth)
         body = orjson.dumps({**request.fields, "stream": False, "max_tokens": 1})
         count = await self.met.client.count_chat(body, self.met.auth, TRY_S)
@@ -177,14 +177,15 @@ def able_checks(able: Capabilities, *, persists: bool) -> Iterator[Finding]:
 _ROLLS_BACK = {True: "", False: " (a hybrid or sliding-window model); the proxy prepares exact prefixes", None: ""}
 
 
-def made_up() -> tuple[ChatRequest, StablePrefix]:
-    """A session of nobody, with a tool."""
+def made_up(model: str = "") -> tuple[ChatRequest, StablePrefix]:
+    """A session of nobody, with a tool; a router must be told the model."""
     rules = "\n".join(f"- rule {number}: read what is there before you change it." for number in range(MANY))
     system = f"You are an agent.\n\n<rules>\n{rules}\n</rules>\n\n<cwd>\n/somewhere\n</cwd>"
     path = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tool = {"type": "function", "function": {"name": "read", "description": "Read a file.", "parameters": path}}
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}]
-    request = read_chat(orjson.dumps({"messages": messages, "tools": [tool]}))
+    body = {"model": model} if model else {}
+    request = read_chat(orjson.dumps({**body, "messages": messages, "tools": [tool]}))
     assert isinstance(request, ChatRequest)  # noqa: S101 — it is ours
     prefix = stable_prefix(request)
     assert isinstance(prefix, StablePrefix)  # noqa: S101
@@ -193,7 +194,7 @@ def made_up() -> tuple[ChatRequest, StablePrefix]:
 
 async def template_check(met: Met) -> Finding | None:
     """What is wrong with how the server renders; touches no slot. None where nothing is."""
-    request, prefix = made_up()
+    request, prefix = made_up(met.client.model)
     change = "start llama-server with --jinja and a --chat-template-file that takes system messages and tools"
     try:
         rendered = await exact_prefix(met.client, request, prefix, met.auth)

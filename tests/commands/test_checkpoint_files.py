@@ -148,7 +148,7 @@ def test_rm_all_leaves_only_what_is_not_ours(disk: Disk) -> None:
     """And what somebody may be writing; keys and --all together, or neither, are a slip."""
     disk.keep(KEY)
     state_file(disk.slots / final_name("4" * 16))
-    unfinished = state_file(disk.slots / temporary_name("6" * 16, 1, 1))
+    unfinished = state_file(disk.slots / temporary_name(KEY, 1, 1))
     (disk.slots / "mine.bin").write_bytes(b"")
     assert [2, 2] == [disk.type("rm", *words).code for words in ((), (KEY, "--all"))]
     assert 4 == len(disk.files)

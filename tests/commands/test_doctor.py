@@ -27,6 +27,7 @@ from tests.commands.typed import Said, Terminal, terminal
 from tests.packaging.files import as_user
 from tests.packaging.served import OURS, environment
 from tests.serving.admin.administered import administered, answering
+from tests.serving.routers import Router
 from tests.serving.running import ask_server, sessions
 
 __all__ = ["terminal"]
@@ -229,6 +230,22 @@ async def test_somebody_else_or_not_yet(
     async with answering(code, body) as url:
         said = await terminal.beside("doctor", "--json", "--base-url", url, "--admin-port", "", "--dir", tmp_path / "i")
     check(Verdict(said), *expected)
+
+
+def test_a_router_is_looked_at_in_a_model_that_is_loaded(
+    llama_binary: ServerBinary, terminal: Terminal, tmp_path: Path
+) -> None:
+    """Before anybody has used one there is nothing to look at, and none is loaded for it."""
+    with Router(tmp_path, {"alpha": "dense", "beta": "hybrid"}, "-np", "2", binary=llama_binary) as router:
+        router.slots.chmod(0o700)
+        settings = House(tmp_path, router).settings()
+        check(doctor(terminal, settings), "model", "advice", "no model loaded")
+        assert set() == asyncio.run(router.loaded())
+        asyncio.run(ask_server(router, "/tokenize", {"model": "beta", "content": "a"}))
+        verdict = doctor(terminal, settings)
+        assert (0, {}) == (verdict.said.code, verdict.faults), verdict.said.out
+        assert "beta.gguf" in verdict.said.out
+        assert {"beta"} == asyncio.run(router.loaded())
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -434,10 +451,11 @@ async def test_a_proxy_that_starts_after_a_doctor_finds_the_server_unused(build:
     await asyncio.to_thread(found.server.restart)
     assert 0 == (await terminal.beside("doctor", *flags(found.settings()))).code
     await ask_server(found.server, "/completion", {"prompt": list(range(300, 400)), "n_predict": 0})
-    await ask_server(found.server, "/completion", {"prompt": list(range(500, 600)), "n_predict": 0})
+    for slot in range(4):
+        await ask_server(found.server, f"/slots/{slot}?action=erase", {})
     async with administered(found.server, **settings) as proxy:
         await proxy.ask(sessions("/b", tokens=600)[0])
-        assert (["may_be_hot"], None) == (proxy.reasons, proxy.proxy.engine.model.able.keeps_copies)
+        assert (False, None) == (proxy.proxy.engine.model.was_probed, proxy.proxy.engine.model.able.keeps_copies)
 
 
 async def test_beside_a_proxy_its_findings_are_taken(build: Any, terminal: Terminal) -> None:
