@@ -103,7 +103,7 @@ async def test_a_build_waits_until_the_server_has_been_idle(
 async def test_a_request_ends_the_build(start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes while a prefix is being built is served at once; the build is taken up again later."""
     server = place.start(start_llama, DENSE, "-np", "1", "-b", "64", "-ub", "64")
-    long, short = sessions("/one", tokens=9000)[0], sessions("/two", seed=2, tokens=600)[0]
+    long, short = sessions("/one", tokens=4000)[0], sessions("/two", seed=2, tokens=600)[0]
     async with place.proxy(server) as proxied:
         await slow(proxied, monkeypatch)
         await proxied.ask(long)

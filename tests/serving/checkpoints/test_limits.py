@@ -141,7 +141,7 @@ async def test_a_prompt_rewritten_each_turn_makes_few_files(start_llama: StartLl
     """Thirty turns, each with another system text or tools in another order, make at most two checkpoints."""
     server = place.start(start_llama)
     async with place.proxy(server) as proxied:
-        body = sessions("/folder", **SMALL)[0]
+        body = sessions("/folder", tokens=300)[0]
         for turn in range(30):
             assert 200 == (await proxied.ask(body)).status
             body = next_turn(body, "done", f"go on {turn}")

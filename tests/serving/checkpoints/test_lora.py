@@ -38,16 +38,11 @@ def adapter(path: Path, seed: int) -> Path:
     return path
 
 
-async def cold(server: LlamaServer) -> Answer:
-    (answer,) = await ask_directly(server, {**told("/new"), "cache_prompt": False})
-    return answer
-
-
-async def cold_after_a_start(server: LlamaServer, *flags: str) -> Answer:
+async def cold_after_a_start(server: LlamaServer, *flags: str, under: Running | None = None) -> Answer:
     """What a server started with these flags says; it is left as fresh as it was."""
     crash(server, *flags)
-    answer = await cold(server)
-    crash(server, *flags)
+    (answer,) = await ask_directly(server, {**told("/new"), "cache_prompt": False})
+    crash(server, *flags, under=under)
     return answer
 
 
@@ -65,7 +60,7 @@ async def test_an_adapter_and_its_scale_have_checkpoints_of_their_own(
     answers = []
     async with place.proxy(server) as proxied:
         for flags in ways:
-            expected = await cold_after_a_start(server, *flags)
+            expected = await cold_after_a_start(server, *flags, under=proxied)
             answers.append(expected)
             assert QUIET > distance(expected, await ask_new(proxied))
         for flags, expected in zip(ways, answers, strict=True):
@@ -86,7 +81,7 @@ async def test_another_adapter_behind_the_same_path_is_another_one(
         await proxied.ask(sessions("/old", tokens=TOKENS)[0])
         adapter(file, 2)
         os.utime(file, (1000, 1000))
-        expected = await cold_after_a_start(server)
+        expected = await cold_after_a_start(server, under=proxied)
         assert QUIET > distance(expected, await ask_new(proxied))
         assert ["warm-up", "warm-up"] == proxied.sources
         assert [] == proxied.heard.troubles
