@@ -45,8 +45,9 @@ from proxy.request.conversation import shared_messages
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.ledger import Ledger, SlotBelief
+from proxy.slots.only_slot import confined
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import SIMILARITY, Choice, choose
+from proxy.slots.prediction import SIMILARITY, choose
 
 CHECKPOINT_SLACK = 2100
 """Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
@@ -80,20 +81,12 @@ def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), on
         choice = choose(need, idle)
         slot = choice.slot if choice and choice.shared >= (share(need, held.holds) or 0) else held.slot
         return Plan(Source.CONTINUE, "slot_holds_conversation", slot=slot)  # 2
-    return _confined(_prepare(need, ledger, idle, able, disk), choose(need, idle), only_slot)
+    return confined(_prepare(need, ledger, idle, able, disk, only_slot), need, idle, able, only_slot)
 
 
-def _confined(wanted: Plan, choice: Choice | None, only_slot: int | None) -> Plan:
-    """The plan, unless it would touch another slot than the one that is ours to prepare."""
-    if only_slot is None:
-        return wanted
-    if wanted.source is Source.WARM_UP and (choice is None or choice.slot != only_slot):
-        return nothing("other_slot")
-    slots = {step.slot for step in wanted.steps if isinstance(step, Copy | Clear | Restore)}
-    return wanted if slots <= {only_slot} and wanted.slot in (None, only_slot) else nothing("other_slot")
-
-
-def _prepare(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk) -> Plan:
+def _prepare(
+    need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, only_slot: int | None
+) -> Plan:
     if able.keeps_copies and (talk := ledger.longest_copy(need)):
         return _resume(need, idle, talk, able)  # 3
     is_open = not ledger.saw_start and any(isinstance(b.holds, Unknown) for b in idle)
@@ -103,10 +96,12 @@ def _prepare(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capab
         return _unprepared("no_prefix", need, idle, able)  # 5
     if len(ledger.slots) > 1 and need.prefix_tokens <= SIMILARITY * need.n_tokens:
         return _unprepared("prefix_below_similarity", need, idle, able)  # 6
-    return _give_prefix(need, ledger, idle, able, disk)
+    return _give_prefix(need, ledger, idle, able, disk, only_slot)
 
 
-def _give_prefix(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk) -> Plan:
+def _give_prefix(
+    need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, only_slot: int | None
+) -> Plan:
     acts = able.restores is not False and able.acts_on_slots is not False
     head = (Warm(need.head_key), Save(need.head_key)) if _wants_head(need, able, disk) else ()
     for key in filter(None, (need.head_key, need.prefix_key)):  # 7
@@ -119,10 +114,12 @@ def _give_prefix(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: C
         return native
     if edited := _edited(need, ledger, idle, able):
         return edited
-    if acts and disk.has_head and (restore := _restore(need.head_key, need.head_tokens, need, idle, able)):  # 9
-        return restore
-    if acts and disk.has_checkpoint and (restore := _restore(need.prefix_key, need.prefix_tokens, need, idle, able)):
-        return _with_head(restore, head, need)
+    for key, n_tokens, is_there in (  # 9
+        (need.head_key, need.head_tokens, disk.has_head),
+        (need.prefix_key, need.prefix_tokens, disk.has_checkpoint),
+    ):
+        if acts and is_there and (restore := _restore(key, n_tokens, need, idle, able, only_slot)):
+            return _with_head(restore, head, need)
     return _build(need, ledger, idle, able, may_save=disk.may_save and acts, head=head)
 
 
@@ -249,10 +246,15 @@ def _reach(need: Need, talk: Talk, able: Capabilities) -> int:
     return max(1, need.prefix_tokens - CHECKPOINT_SLACK) if talk.is_marked else 0
 
 
-def _restore(key: str, n_tokens: int, need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
-    target = min(idle, key=lambda b: (0 if isinstance(b.holds, Nothing) else b.last_used + 1, b.slot))
+def _restore(
+    key: str, n_tokens: int, need: Need, idle: Sequence[SlotBelief], able: Capabilities, only_slot: int | None
+) -> Plan | None:
+    targets = [b for b in idle if only_slot in (None, b.slot)]
+    if not targets:
+        return None
+    target = min(targets, key=lambda b: (0 if isinstance(b.holds, Nothing) else b.last_used + 1, b.slot))
     sharing = [b for b in idle if share(need, b.holds) != 0]
-    if len(sharing) == 1 and not able.keeps_copies:
+    if len(sharing) == 1 and not able.keeps_copies and sharing[0] in targets:
         target = sharing[0]  # the server would choose it and overwrite it in any case
     sharing = [b for b in sharing if b is not target]
     if able.clears_idle and able.keeps_copies:

@@ -87,11 +87,24 @@ def test_a_switch_that_changes_no_token_ends_no_conversation() -> None:
     assert Source.CONTINUE is not plan(other, ledger(held), NO_ROLLBACK, SAVED).source
 
 
-def test_a_warm_up_stays_in_the_only_slot() -> None:
-    """The server chooses the slot of a warm-up: where it would be another one, nothing is warmed."""
-    made = ledger(Nothing(), Nothing())
-    assert Source.WARM_UP is plan(FIRST, made, ABLE, only_slot=1).source
-    assert "other_slot" == plan(FIRST, made, ABLE, only_slot=0).reason
+@pytest.mark.parametrize("only", [0, 1, 2])
+def test_a_warm_up_goes_into_the_only_slot(only: int) -> None:
+    """The server chooses the slot of a warm-up: it is led to the one that was named, as the least recently used."""
+    for made in (Ledger(3), ledger(talk("xy", "Q"), Unknown(5), Nothing())):
+        made.saw_start = True
+        told = plan(FIRST, made, ABLE, only_slot=only)
+        for step in told.steps:
+            if isinstance(step, Copy):
+                made.used(step.slot)
+        expected = choose(FIRST, made.idle())
+        assert (Source.WARM_UP, only) == (told.source, expected.slot if expected else None)
+
+
+def test_a_warm_up_that_would_go_elsewhere_is_left() -> None:
+    """Where another slot shares the beginning, or nothing is known to lead there."""
+    shares = ledger(Nothing(), replace(talk("az"), is_whole=False))
+    assert "other_slot" == plan(FIRST, shares, NO_ROLLBACK, only_slot=0).reason
+    assert "other_slot" == plan(FIRST, ledger(bare("Q"), Nothing()), NO_COPIES, only_slot=0).reason
 
 
 HEADED = replace(FIRST, head_key="H", head_tokens=95)
@@ -417,11 +430,11 @@ def test_a_conversation_goes_on_in_whatever_slot_it_is() -> None:
 @pytest.mark.parametrize("only", [0, 1, 2])
 @pytest.mark.parametrize("disk", [Disk(), SAVED])
 def test_preparation_is_confined_to_the_slot_that_was_named(only: int, disk: Disk) -> None:
-    """No step is aimed at another."""
+    """No step that changes anything is aimed at another: a copy leaves a slot as it is."""
     for asked in (FIRST, need("abc"), need("abcx", "")):
         made = with_copy("ab", talk("az"), talk("xy", "Q"), Unknown(5))
         steps = plan(asked, made, ABLE, disk, only_slot=only).steps
-        assert {step.slot for step in steps if isinstance(step, Copy | Clear | Restore)} <= {only}
+        assert {step.slot for step in steps if isinstance(step, Clear | Restore)} <= {only}
 
 
 def test_a_named_slot_that_is_busy_is_not_prepared() -> None:
