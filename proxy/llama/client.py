@@ -136,6 +136,13 @@ class LlamaClient:
         }
         return await self._streamed("/completion", orjson.dumps(body), auth, timeout_s, progressed)
 
+    async def prefill_plainly(self, tokens: Sequence[int], auth: Auth, timeout_s: float) -> Warmed:
+        """The same, as a client asks that says nothing of caching."""
+        body = self._completion(tokens)
+        del body["cache_prompt"]
+        told = await self._object("POST", "/completion", auth, orjson.dumps(body), timeout_s=timeout_s)
+        return _warmed(told)
+
     async def prefill_chat(self, body: bytes, auth: Auth, timeout_s: float) -> Warmed:
         """The fallback where tokens can't be had: a chat request that generates nothing."""
         return await self._streamed("/v1/chat/completions", body, auth, timeout_s, None)

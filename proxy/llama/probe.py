@@ -18,6 +18,12 @@ from proxy.slots.capabilities import Capabilities
 N_TOKENS = 96
 HALF = N_TOKENS // 2
 MOST = int(0.9 * N_TOKENS)
+NEARLY = 2
+"""A sliding window gives some tokens more or less."""
+LAST_TOKENS = 4
+USUAL_BATCH = 512
+"""A server leaves checkpoints so many tokens before a prompt's end, and so many more than its `-ub` (by default this):
+more than the probe's prompt has, so that only a smaller one can be seen."""
 TOO_SLOW_MS = 1500.0
 """A server that takes this long for 96 tokens has better things to do."""
 
@@ -40,20 +46,27 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
     prompt = words[:N_TOKENS]
     # What begins like the prompt would be taken for it, in a slot and in host memory.
     other = next(token for token in words if token != prompt[0])
+    # What goes on like the prompt by chance would make one token less to prefill.
+    others = words[next(place for place in range(N_TOKENS, len(words)) if words[place] != prompt[HALF]) :]
     first = await client.prefill(prompt, auth, limit_s)
     slot, rate = first.slot, first.prompt_ms / N_TOKENS
     if first.prompt_ms > TOO_SLOW_MS or slot < 0:
         return Probed(able, rate, slot)
     trial = _Trial(client, auth, limit_s, prompt, other, slot)
     acts, restores = (None, None) if filename is None else await trial.restores(filename)
+    reuses, finds_alike = await trial.reuses()
     able = replace(
         able,
         acts_on_slots=acts,
         restores=restores,
+        reuses=reuses,
+        finds_alike=finds_alike or able.total_slots == 1,
         clears_idle=await trial.clears_idle() if able.total_slots > 1 and able.shows_slots else False,
         keeps_copies=await trial.keeps_copies(),
-        rolls_back=await trial.rolls_back(words[N_TOKENS + 1 :]),
+        rolls_back=await trial.rolls_back(others),
     )
+    if not able.rolls_back and not restores:  # what a file gives back is more
+        able = replace(able, mark_distance=await trial.mark_distance(others))
     return Probed(able, rate, slot)
 
 
@@ -96,6 +109,13 @@ class _Trial:
             return True, None
         return True, await self._reused(*self.prompt, self.other) >= MOST
 
+    async def reuses(self) -> tuple[bool, bool]:
+        """Whether a request gets what a slot holds without asking for it, and whether it is put into that slot."""
+        asked = [*self.prompt, self.other]
+        before = await self.client.prefill(asked, self.auth, self.limit_s)
+        found = await self.client.prefill_plainly([*asked, self.other], self.auth, self.limit_s)
+        return found.cache_n >= MOST, found.slot == before.slot
+
     async def clears_idle(self) -> bool:
         """Whether a task in another slot empties this one."""
         await self._reused(*self.prompt, self.other)
@@ -114,3 +134,19 @@ class _Trial:
     async def rolls_back(self, others: Sequence[int]) -> bool:
         """Whether half of a prompt is reused when the other half changes."""
         return await self._reused(*self.prompt[:HALF], *others[:HALF]) >= HALF - 1
+
+    async def mark_distance(self, others: Sequence[int]) -> int | None:
+        """How far before the end of a first prompt the checkpoint lies that two more turns leave; for models that
+        don't roll back: the slot begins anew with a prompt that it holds a quarter of."""
+        quarter, turn = HALF // 2, HALF // 6
+        first = [*self.prompt[:quarter], *reversed(others[:HALF]), *reversed(self.prompt[:quarter])]
+        second = [*first, *self.prompt[HALF : HALF + turn]]
+        await self._reused(*first)
+        most = await self._reused(*second)
+        await self._reused(*second, *self.prompt[HALF + turn : HALF + 2 * turn])
+        left = await self._reused(*first, *others[:turn])
+        if left >= most - NEARLY:
+            return 0
+        if left >= MOST:
+            return USUAL_BATCH + LAST_TOKENS
+        return N_TOKENS - left if left else None

@@ -63,8 +63,20 @@ class Acquaintance:
         model.prompt_ms_per_token = found.prompt_ms_per_token
         await self._after_probe(found.slot, auth)
         self._context.report.probed(model.able)
+        self._warn()
         if writes:
             self._advise()
+
+    def _warn(self) -> None:
+        """Say once that, and why, there is nothing to do here."""
+        able, report = self._context.model.able, self._context.report
+        if able.reuses is False:
+            report.trouble("reuse_useless", "the server reuses no prompt (--no-cache-prompt): nothing is prepared")
+        elif able.finds_alike is False:
+            report.trouble(
+                "reuse_useless",
+                "the server chooses slots whatever they hold (--slot-prompt-similarity): nothing is prepared",
+            )
 
     def _advise(self) -> None:
         """Say once what keeps checkpoints from being of use here."""

@@ -40,6 +40,10 @@ class ExactPrefix:
     base_tokens: int = 0
     chat_body: bytes = b""
     """The chat request that prefills it, where its tokens can't be had."""
+    seen_tokens: int = 0
+    """Tokens of the whole prompt with which it was found; 0 where that was not rendered."""
+    seen_bytes: int = 0
+    """Bytes of that prompt's messages."""
 
     def held(self, n_tokens: int | None = None) -> Prefix:
         """What a slot holds that has just got it."""

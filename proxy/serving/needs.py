@@ -23,7 +23,7 @@ from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Need, Prefix, Talk, continues_talk
+from proxy.slots.holding import BYTES_PER_TOKEN, Need, Prefix, Talk, continues_talk
 
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
@@ -88,7 +88,7 @@ class Needs:
             return need
         if self._is_too_long(ticket.n_rendered):
             return need
-        need = replace(need, prefix_key=known.key, prefix_tokens=known.n_tokens)
+        need = replace(need, prefix_key=known.key, prefix_tokens=known.n_tokens, rest_tokens=_rest(need, known))
         if head := await self._head(ticket, known):
             need = replace(need, head_key=head.key, head_tokens=head.n_tokens)
         need = replace(need, common=self._common(known))
@@ -120,13 +120,15 @@ class Needs:
             found = self._remember(visit.head, tokens, base)
         return found if found is not None and found.n_tokens >= base.n_tokens + HEAD_TOKENS else None
 
-    def _remember(self, name: str, tokens: tuple[int, ...], base: ExactPrefix | None = None) -> ExactPrefix | None:
+    def _remember(
+        self, name: str, tokens: tuple[int, ...], base: ExactPrefix | None = None, seen: tuple[int, int] = (0, 0)
+    ) -> ExactPrefix | None:
         model = self._context.model
         if model.identity is None:
             return None
         identity = model.identity
         key = checkpoint_key(identity_text(identity), identity.lora, identity.server_id, tokens)
-        found = ExactPrefix(key, array("i", tokens), len(tokens), date.today())
+        found = ExactPrefix(key, array("i", tokens), len(tokens), date.today(), seen_tokens=seen[0], seen_bytes=seen[1])
         if base is not None:
             found = replace(found, base_key=base.key, base_tokens=base.n_tokens)
         model.remember(name, found)
@@ -149,7 +151,8 @@ class Needs:
             self._context.report.trouble("cannot_render", f"{error}: prefixes are warmed by chat request instead")
             return self._unrendered(visit.request, visit.prefix, visit.rendering)
         ticket.n_rendered = rendered.n_real
-        return self._remember(visit.rendering, rendered.tokens)
+        seen = (rendered.n_real, sum(visit.sizes))
+        return self._remember(visit.rendering, rendered.tokens, seen=seen)
 
     async def _can_render(self, auth: Auth) -> bool:
         try:
@@ -171,3 +174,11 @@ class Needs:
         found = ExactPrefix(key, array("i"), n_tokens, date.today(), chat_body=body)
         model.remember(rendering, found)
         return found
+
+
+def _rest(need: Need, known: ExactPrefix) -> int:
+    """About how many tokens follow the prefix, by what followed it in the request that it was found with."""
+    if not known.seen_tokens:
+        return 0
+    more = (sum(need.sizes) - known.seen_bytes) / BYTES_PER_TOKEN
+    return max(1, known.seen_tokens - known.n_tokens + round(more))

@@ -26,5 +26,12 @@ class Capabilities:
     """Displaced conversations come back from host memory (`--cache-ram`)."""
     clears_idle: bool | None = None
     """A task that begins in one slot empties all idle ones into host memory (default flags)."""
+    reuses: bool | None = None
+    """A request that says nothing of caching gets what a slot holds (no `--no-cache-prompt`)."""
+    finds_alike: bool | None = None
+    """A request is put into the slot that shares most with it (no `--slot-prompt-similarity 0`)."""
+    mark_distance: int | None = None
+    """Where a slot can't be rolled back: how many tokens before the end of the first prompt in a slot the in-memory
+    checkpoint lies that outlives later turns; 0 where one at the end of a prefix outlives them too."""
     format_version: int | None = None
     """Version of the state files this build writes."""

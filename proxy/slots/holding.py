@@ -85,6 +85,8 @@ class Need:
     head_tokens: int = 0
     inputs: bytes = b""
     """Hash of the rendering inputs."""
+    rest_tokens: int = 0
+    """Tokens of the prompt that follow the exact prefix; 0 where that can't be told."""
     common: tuple[tuple[str, int], ...] = ()
     """By key of another exact prefix or head that some slot holds: how many tokens it has in common with this one."""
 

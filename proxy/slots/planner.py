@@ -9,7 +9,8 @@ choose badly. Three properties of the server carry all of it (each tried on the 
   conversation can come back from there, slots that share its beginning must be emptied (`Clear`);
 - a slot that holds exactly the prefix is continued, on every kind of model, without going back.
 
-The cases are numbered; the numbers stand again at the branches.
+Where a server was seen to make nothing of what its slots hold, nothing is ever prepared. Else the cases are numbered;
+the numbers stand again at the branches.
 
  1. several answers at once (`n` > 1) or no idle slot: forward.
  2. an idle slot holds the conversation that the request continues or repeats: forward (`continue`).
@@ -29,13 +30,16 @@ The cases are numbered; the numbers stand again at the branches.
 12. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
 13. a conversation in host memory begins with the prefix: the server takes that one for it, as it would without us.
     Forward; a warm-up would take it just the same.
-14. else prefill it (`warm-up`), save it where that is wanted, forward.
+14. the model can't roll back, nothing is saved, and the request leaves an in-memory checkpoint of its own within the
+    prefix that outlives its later turns. One that a warm-up left instead would lie farther back by all that follows
+    the prefix here. Forward; with the second such session the prefix is prefilled from there on (15).
+15. else prefill it (`warm-up`), save it where that is wanted, forward.
 
 Where a model can't roll back, sessions of one folder share more than the exact prefix: the head. It is treated like the
-exact prefix, one level deeper: 7 and 9 look for it first, and where it is not there yet, 7, 9 and 14 end with
+exact prefix, one level deeper: 7 and 9 look for it first, and where it is not there yet, 7, 9 and 15 end with
 prefilling and saving it on top of the exact prefix. The request would have prefilled these tokens anyway.
 
-Wherever a request is forwarded unprepared (5, 6, 10 to 12), a conversation that it would overwrite is copied first.
+Wherever a request is forwarded unprepared (5, 6, 10 to 12, 14), a conversation that it would overwrite is copied first.
 """
 
 from collections.abc import Sequence
@@ -75,6 +79,8 @@ class Disk:
 def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), only_slot: int | None = None) -> Plan:
     """Decide; `only_slot` confines all preparation to that slot, while the server still chooses among all."""
     idle = ledger.idle()
+    if able.reuses is False or able.finds_alike is False:
+        return nothing("reuse_useless")
     if need.slots > 1 or not idle:
         return nothing("several_answers" if need.slots > 1 else "no_idle_slot")  # 1
     if held := _holder(need, idle):
@@ -141,10 +147,18 @@ def _build(
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
     if copy is not None and not may_save:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), _reach(need, copy, able))
+    if not may_save and _leaves_its_own_mark(need, idle, able):  # 14
+        return _unprepared("own_checkpoint_serves", need, idle, able)
     save: tuple[Step, ...] = (Save(need.prefix_key),) if may_save else ()
     aside = _copies([b for b in idle if isinstance(b.holds, Unknown | Talk)], able)
     steps = (*aside, Warm(need.prefix_key), *save)
-    return _with_head(Plan(Source.WARM_UP, "no_checkpoint", steps, need.prefix_tokens), head, need)  # 14
+    return _with_head(Plan(Source.WARM_UP, "no_checkpoint", steps, need.prefix_tokens), head, need)  # 15
+
+
+def _leaves_its_own_mark(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> bool:
+    if able.rolls_back or not able.mark_distance or not 0 < need.rest_tokens <= able.mark_distance:
+        return False
+    return not any(isinstance(b.holds, Talk) and b.holds.prefix_key == need.prefix_key for b in idle)
 
 
 def _wants_head(need: Need, able: Capabilities, disk: Disk) -> bool:

@@ -127,6 +127,11 @@ class Running:
         return self.proxy.engine.model.prefixes[self.last.visit.rendering]
 
     @property
+    def able_to_do_better_alone(self) -> bool:
+        """Whether the first session on this server leaves a better in-memory checkpoint than a warm-up would."""
+        return bool(self.proxy.engine.model.able.mark_distance)
+
+    @property
     def last(self) -> Ticket:
         return self.heard.requests[-1]
 

@@ -89,14 +89,26 @@ async def test_two_installs_that_take_turns_rewrite_nothing(start_llama: StartLl
     assert 0 == proxied.heard.troubles.count("prompt_rewritten")
 
 
-async def test_a_server_that_caches_no_prompt(start_llama: StartLlama) -> None:
+@pytest.mark.parametrize("flags", [("--no-cache-prompt",), ("--slot-prompt-similarity", "0")], ids=" ".join)
+async def test_a_server_that_makes_nothing_of_its_slots(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
+    """The probe sees it, nothing is warmed at all, and that is said once."""
+    server = start_llama("dense", *flags)
+    async with running(server) as proxied:
+        for body in sessions("/a", "/b"):
+            assert 200 == (await proxied.ask(body)).status
+    assert ["reuse_useless"] * 2 == proxied.reasons
+    assert (0, ["reuse_useless"]) == (proxied.heard.begun_warm_ups, proxied.heard.troubles)
+
+
+async def test_a_server_that_caches_no_prompt_and_was_not_probed(start_llama: StartLlama) -> None:
     """What nothing comes of is not tried for ever, and costs no more than one warm-up."""
     server = start_llama("dense", "-np", "1", "--no-cache-prompt")
-    folders = [f"/{name}" for name in "abcde"]
+    first, *others = sessions(*(f"/{name}" for name in "abcdef"))
+    await ask_directly(server, first)
     async with running(server) as proxied:
-        for body in sessions(*folders):
+        for body in others:
             assert 200 == (await proxied.ask(body)).status
-    assert ["reuse_useless"] * 2 == proxied.reasons[3:]
+    assert "reuse_useless" == proxied.reasons[-1]
     assert 1 == len(proxied.heard.warm_ups)
 
 

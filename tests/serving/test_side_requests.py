@@ -44,7 +44,7 @@ async def test_compaction_and_title(start_llama: StartLlama, kind: Kind, flags: 
     server.restart()
     async with running(server) as proxied:
         answers = [await proxied.ask(body) for body in bodies]
-    assert 1 == len(proxied.heard.warm_ups)
+    assert (["warm-up"] == proxied.sources[:1]) == (1 == len(proxied.heard.warm_ups))
     assert ["none", "none"] == proxied.sources[2:4]
     assert answers[1].prompt_tokens - OWN_WORDS <= answers[-1].reused
     assert [True] * 3 == [d.prefilled >= a.prefilled for d, a in zip(directly[2:], answers[2:], strict=True)]

@@ -357,6 +357,45 @@ def test_without_a_place_to_save_to_it_is_only_prefilled(able: Capabilities, dis
     assert not any(isinstance(step, Save) for step in plan(FIRST, ledger(Nothing()), able, disk).steps)
 
 
+BATCH = 516
+MARKS = replace(NO_ROLLBACK, mark_distance=BATCH)
+"""A model whose slots keep no in-memory checkpoint but that of the first prompt, a batch before its end."""
+
+
+@pytest.mark.parametrize("rest", [1, BATCH])
+def test_a_first_session_leaves_the_better_checkpoint_itself(rest: int) -> None:
+    """Its own lies within the prefix; what it would overwrite is copied."""
+    asked = replace(FIRST, rest_tokens=rest)
+    assert is_untouched(plan(asked, ledger(Nothing(), Nothing()), MARKS), "own_checkpoint_serves")
+
+
+@pytest.mark.parametrize(
+    ("able", "asked", "held", "disk"),
+    [
+        (MARKS, replace(FIRST, rest_tokens=BATCH + 1), Nothing(), Disk()),
+        (MARKS, replace(FIRST, rest_tokens=0), Nothing(), Disk()),
+        (MARKS, replace(FIRST, rest_tokens=9), talk("xy"), Disk()),
+        (MARKS, replace(FIRST, rest_tokens=9), Nothing(), Disk(may_save=True)),
+        (replace(MARKS, mark_distance=0), replace(FIRST, rest_tokens=9), Nothing(), Disk()),
+        (replace(MARKS, mark_distance=None), replace(FIRST, rest_tokens=9), Nothing(), Disk()),
+        (replace(MARKS, rolls_back=True), replace(FIRST, rest_tokens=9), Nothing(), Disk()),
+    ],
+    ids=["too long", "not known", "the second one", "saved", "kept", "not probed", "rolls back"],
+)
+def test_else_the_prefix_is_warmed(able: Capabilities, asked: Need, held: Holding, disk: Disk) -> None:
+    """Where the request's own checkpoint would lie behind the prefix, is there already, or is not needed."""
+    assert Source.WARM_UP is plan(asked, ledger(held, Unknown(5)), replace(able, keeps_copies=False), disk).source
+
+
+@pytest.mark.parametrize("able", [replace(ABLE, reuses=False), replace(ABLE, finds_alike=False)])
+@pytest.mark.parametrize("held", [bare(), talk("ab"), Nothing()], ids=repr)
+def test_where_the_server_makes_nothing_of_its_slots_nothing_is_done(able: Capabilities, held: Holding) -> None:
+    """Whatever there is."""
+    made = ledger(held, talk("abx"))
+    made.copied(talk("ab"))
+    assert is_untouched(plan(need("abc"), made, able, SAVED), "reuse_useless")
+
+
 def test_a_prompt_rewritten_in_mid_conversation_is_never_warmed() -> None:
     """Tools switched, system text changed each turn: it may never come again."""
     told = plan(need("xyz", has_past=True), ledger(Nothing(), talk("ab", "Q")), ABLE, Disk(may_save=True))

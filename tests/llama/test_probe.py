@@ -1,0 +1,88 @@
+"""The probe, on real servers: what each kind of model and each flag that matters looks like to it."""
+
+import re
+import urllib.request
+from dataclasses import asdict
+
+import pytest
+
+from proxy.demo.models import Kind
+from proxy.demo.servers import LlamaServer
+from proxy.llama import probe as probing
+from proxy.llama.client import Auth, LlamaClient
+from proxy.llama.probe import HALF, N_TOKENS, Probed, probe
+from proxy.slots.capabilities import Capabilities
+from tests.conftest import StartLlama
+from tests.llama.calling import NO_KEY, calling
+
+ONE = ("-np", "1")
+Seen = dict[str, bool | int | None]
+HYBRID: Seen = {"reuses": True, "finds_alike": True, "keeps_copies": True, "rolls_back": False}
+DENSE: Seen = {**HYBRID, "rolls_back": True, "mark_distance": None}
+SEEN: list[tuple[Kind, tuple[str, ...], Seen]] = [
+    ("dense", ONE, DENSE | {"clears_idle": False}),
+    ("dense", (), DENSE | {"clears_idle": True}),
+    ("dense", (*ONE, "--cache-ram", "0"), DENSE | {"keeps_copies": False}),
+    ("dense", (*ONE, "--no-cache-prompt"), DENSE | {"reuses": False}),
+    ("dense", ("-np", "2", "--slot-prompt-similarity", "0"), {"finds_alike": False}),
+    ("dense", (*ONE, "--slot-prompt-similarity", "0"), DENSE),
+    ("hybrid", ONE, HYBRID),
+    ("hybrid", (), HYBRID | {"clears_idle": True}),
+    ("hybrid", ("--no-cache-prompt",), HYBRID | {"reuses": False}),
+    ("hybrid", ("--slot-prompt-similarity", "0"), {"finds_alike": False}),
+    ("swa", ONE, HYBRID | {"mark_distance": 0}),
+    ("swa", (*ONE, "--swa-full"), DENSE),
+]
+
+
+async def probed(server: LlamaServer, slots: int) -> Probed:
+    async with calling(server.port) as client:
+        able = Capabilities(total_slots=slots, shows_slots=True)
+        return await probe(client, able, NO_KEY, None, 10.0)
+
+
+@pytest.mark.parametrize(("kind", "flags", "expected"), SEEN, ids=lambda value: str(value)[:40])
+async def test_what_a_server_is_seen_to_do(
+    start_llama: StartLlama, kind: Kind, flags: tuple[str, ...], expected: Seen
+) -> None:
+    """Each finding as the server is known to behave with these flags."""
+    slots = {"1": 1, "2": 2}[flags[1]] if flags[:1] == ("-np",) else 4
+    found = asdict((await probed(start_llama(kind, *flags), slots)).able)
+    assert expected == {name: found[name] for name in expected}
+
+
+async def test_where_the_checkpoint_lies_that_later_turns_leave(start_llama: StartLlama) -> None:
+    """On a hybrid model: at the prefix's end, or as far before a prompt's end as a batch is long, where that shows."""
+    usual, small = [
+        (await probed(start_llama("hybrid", *ONE, *flags), 1)).able.mark_distance for flags in ((), ("-ub", "64"))
+    ]
+    assert (usual, small) in ((0, 0), (512 + 4, 64 + 4))
+
+
+async def test_its_cost_does_not_depend_on_chance(start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random tokens that happen to go on as the prompt does are not taken: they would spare the server one."""
+    words: list[int] = []
+
+    async def chosen(client: LlamaClient, auth: Auth) -> list[int]:
+        return words or await probing_tokens(client, auth)
+
+    probing_tokens = probing._random_tokens
+    monkeypatch.setattr(probing, "_random_tokens", chosen)
+    cost = []
+    for is_rigged in (False, True):
+        server = start_llama("dense", *ONE, "--metrics")
+        if is_rigged:
+            async with calling(server.port) as client:
+                words = await probing_tokens(client, NO_KEY)
+            words[N_TOKENS : N_TOKENS + 2] = [words[HALF], words[HALF]]
+        await probed(server, 1)
+        cost.append(prefilled(server))
+    assert cost[0] == cost[1]
+
+
+def prefilled(server: LlamaServer) -> int:
+    """Prompt tokens by the server's own count."""
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        told = re.search(r"^llamacpp:prompt_tokens_total (\d+)", answer.read().decode(), re.MULTILINE)
+    assert told is not None
+    return int(told[1])

@@ -1,0 +1,66 @@
+"""Never more than directly: what conversations cost in prefilled tokens, without files, whatever the server's flags."""
+
+import pytest
+
+from proxy.demo.models import Kind
+from proxy.demo.sessions import Body, next_turn
+from tests.conftest import StartLlama
+from tests.serving.running import ask_directly, running, sessions
+
+ONE_SLOT = ("-np", "1")
+RULE = "run the tests before you say that it is done. "
+CONTEXTS = {"short": None, "some": RULE * 30, "long": RULE * 90}
+A_PREFIX = 8
+"""What a new prefix may cost more."""
+
+
+def turns(first: Body, count: int) -> list[Body]:
+    bodies = [first]
+    while len(bodies) < count:
+        bodies.append(next_turn(bodies[-1], "done", "go on"))
+    return bodies
+
+
+async def compared(start_llama: StartLlama, kind: Kind, *flags: str, bodies: list[Body], **traits: bool) -> list[int]:
+    """Tokens prefilled directly, and through the proxy: in the answers and in warm-ups."""
+    server = start_llama(kind, *flags, **traits)
+    directly = sum(answer.prefilled for answer in await ask_directly(server, *bodies))
+    server.restart()
+    async with running(server) as proxied:
+        answers = [(await proxied.ask(body)).prefilled for body in bodies]
+        warmed = [warm_up.prompt_n for warm_up in proxied.heard.warm_ups]
+    return [directly, sum(answers) + sum(warmed)]
+
+
+@pytest.mark.parametrize("flags", [ONE_SLOT, ()], ids=["one-slot", "default-flags"])
+@pytest.mark.parametrize("tools_last", [False, True], ids=["tools-first", "tools-last"])
+@pytest.mark.parametrize("context", CONTEXTS)
+async def test_sessions_of_two_turns(
+    start_llama: StartLlama, flags: tuple[str, ...], tools_last: bool, context: str
+) -> None:
+    """New sessions after others that went on: the checkpoint they go back to lies no farther back than directly."""
+    first = sessions("/a", "/b", "/c", tokens=1000, project_context=CONTEXTS[context])
+    bodies = [turn for body in first for turn in turns(body, 2)]
+    directly, proxied = await compared(start_llama, "hybrid", *flags, bodies=bodies, tools_last=tools_last)
+    assert directly + A_PREFIX >= proxied
+
+
+ODD: list[tuple[Kind, tuple[str, ...]]] = [
+    ("dense", ("--no-cache-prompt",)),
+    ("hybrid", ("--no-cache-prompt",)),
+    ("dense", ("--slot-prompt-similarity", "0")),
+    ("hybrid", ("--slot-prompt-similarity", "0")),
+    ("hybrid", ("--ctx-checkpoints", "0")),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"), ODD, ids=lambda value: " ".join(value) if isinstance(value, tuple) else value
+)
+async def test_where_there_is_little_to_gain(start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]) -> None:
+    """Two installs in turns, on servers that reuse little or nothing: what is useless is not done."""
+    title: Body = {"messages": [{"role": "user", "content": "a title for this"}], "max_tokens": 1}
+    talks = [turns(body, 2) for folder in "abc" for seed in (1, 2) for body in sessions(folder, tokens=600, seed=seed)]
+    bodies = [body for first, _ in talks for body in (first, title)] + [later for _, later in talks]
+    directly, proxied = await compared(start_llama, kind, *flags, bodies=bodies)
+    assert directly + 2 * A_PREFIX >= proxied
