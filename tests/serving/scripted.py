@@ -42,7 +42,7 @@ class Quiet:
             b"/slots": self._slots(),
             b"/v1/models": {"data": []},
         }
-        told |= {b"/lora-adapters": [], b"/apply-template": {"prompt": message.body.decode()}}
+        told |= {b"/lora-adapters": [], b"/apply-template": {"prompt": message.body.decode(errors="replace")}}
         if path == b"/tokenize":
             text = orjson.loads(message.body)["content"]
             tail = text[-(PROMPT_TOKENS - PREFIX_TOKENS) :].encode()

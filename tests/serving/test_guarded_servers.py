@@ -78,6 +78,37 @@ async def test_a_refused_key(start_llama: StartLlama, headers: dict[str, str], i
     assert 401 == expected.status
 
 
+PATHS: list[tuple[str, str, Any]] = [
+    ("GET", "/health", None),
+    ("GET", "/slots", None),
+    ("GET", "/props", None),
+    ("GET", "/metrics", None),
+    ("GET", "/nowhere?a=b", None),
+    ("POST", "/tokenize", {"content": "hello"}),
+    ("POST", "/apply-template", {"messages": [{"role": "user", "content": "hello"}]}),
+    ("POST", "/slots/0?action=save", {"filename": "../x"}),
+    ("POST", "/v1/chat/completions", {"messages": "none"}),
+    ("POST", "/v1/embeddings", {"input": "hello"}),
+    ("DELETE", "/slots", None),
+]
+
+
+@pytest.mark.parametrize("flags", [("--no-slots",), ("--api-key", KEY)], ids=["no-slots", "api-key"])
+async def test_every_path_is_answered_as_directly(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
+    """Status, reason and body, with the right key, a wrong one and none, whatever the server makes of it."""
+    server = start_llama("dense", "-np", "1", *flags)
+    async with running(server) as proxied, talking() as client:
+        told: dict[str, list[Any]] = {server.url: [], proxied.base_url.removesuffix("/v1"): []}
+        for base, answers in told.items():
+            for method, path, body in PATHS:
+                for headers in (RIGHT, WRONG, {}):
+                    async with client.request(method, base + path, json=body, headers=headers) as got:
+                        answers.append((method, path, got.status, got.reason, await got.read()))
+    directly, through = told.values()
+    assert directly == through
+    assert {200, 400, 404, 501} | ({401} if KEY in flags else set()) <= {status for _, _, status, _, _ in through}
+
+
 async def test_a_server_that_loads_its_model() -> None:
     """While the server loads, its 503 passes at once, nothing is warmed, and it is said once."""
 
