@@ -469,6 +469,8 @@ async def test_beside_a_proxy_its_findings_are_taken(build: Any, terminal: Termi
         given = flags(found.settings(admin_port=proxy.proxy.admin.port))
         verdict = Verdict(await terminal.beside("doctor", "--json", *given))
         after = await ask_server(found.server, "/slots")
+        unsaid = Verdict(await terminal.beside("doctor", "--json", "--admin-port", proxy.proxy.admin.port))
+    assert (0, True) == (unsaid.said.code, found.server.url in unsaid.said.out), "it is where the proxy says"
     assert (0, {}) == (verdict.said.code, verdict.faults), verdict.said.out
     assert {"proxy", "roll back", "restore", "host memory", "template", "slot directory"} <= verdict.checks
     assert [slot.get("id_task") for slot in before] == [slot.get("id_task") for slot in after]
