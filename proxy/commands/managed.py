@@ -109,7 +109,8 @@ class Managed:
             await asyncio.wait_for(process.wait(), STOP_S)
         except TimeoutError:
             process.kill()
-            await process.wait()
+        code = await process.wait()
+        log.info("managed_stopped", line=f"llama-server has ended ({_why(code)})", code=code)
 
     async def _keep(self) -> None:
         pause_s = FIRST_PAUSE_S

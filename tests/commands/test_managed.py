@@ -70,6 +70,7 @@ async def test_a_model_file_is_all_it_needs(managing: Callable[..., Served], tmp
         await asyncio.to_thread(served.until, "saved")
         served.tell()
         assert 0 == await asyncio.to_thread(served.ended)
+    assert [0] == [line["code"] for line in served.said("managed_stopped")]
     assert answers[1].reused > 0.8 * answers[1].prompt_tokens
     assert await gone(pid)
     slots = tmp_path / "index" / "slots"
