@@ -106,6 +106,12 @@ class Settings(BaseSettings):
         SecretStr(""),
         "Key for work that no client asked for; clients' requests keep their own. Others can read a command line.",
     )
+    model: Annotated[Path | None, Expects("a .gguf file")] = _setting(
+        "The server", None, "A model that the proxy starts a llama-server of its own for; empty starts none."
+    )
+    llama_server: Annotated[str, Expects("a program")] = _setting(
+        "The server", "llama-server", "The program that is started for MODEL."
+    )
     server_id: Annotated[str, Expects("a name")] = _setting(
         "The server",
         "",
@@ -177,7 +183,7 @@ class Settings(BaseSettings):
             raise ValueError("more than scheme, host, port and path")
         return value
 
-    @field_validator("dir", "slot_dir")
+    @field_validator("dir", "slot_dir", "model")
     @classmethod
     def _at_home(cls, value: Path | None) -> Path | None:
         return value.expanduser() if value else value

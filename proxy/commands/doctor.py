@@ -38,7 +38,7 @@ def doctor(argv: Sequence[str]) -> int:
     if isinstance(proxy, Finding):
         findings.append(proxy)
         proxy = None
-    findings += asyncio.run(_look(given.settings, proxy))
+    findings += asyncio.run(_look(_beside(given.settings, proxy), proxy))
     if given.as_json:
         write_json(as_json(findings))
     else:
@@ -55,6 +55,13 @@ def _running(settings: Settings) -> Mapping[str, Any] | Finding | None:
         return None
     except StrangerError as error:
         return wrong("admin listener", str(error), "set ADMIN_HOST, ADMIN_PORT and ADMIN_TOKEN as the proxy has them")
+
+
+def _beside(settings: Settings, proxy: Mapping[str, Any] | None) -> Settings:
+    """Where nobody says which server, the running proxy's is meant."""
+    if proxy is None or "base_url" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"base_url": proxy["proxy"]["upstream"]})
 
 
 async def _look(settings: Settings, proxy: Mapping[str, Any] | None) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 Starts whether or not llama-server is there, and says in one line each where it listens, what it will do and what it
 found. The first SIGTERM or SIGINT stops accepting and lets running answers end within `DRAIN_TIMEOUT`; the second ends
-at once.
+at once. With `--model` the llama-server is one of its own (`managed`).
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from proxy import logs
+from proxy.commands import managed
 from proxy.errors import PrefixCacheError, UpstreamIsSelf
 from proxy.llama.client import ControlFailed
 from proxy.llama.identity import process
@@ -31,14 +32,16 @@ CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 def serve(argv: Sequence[str]) -> int:
     """Run; returns the exit code."""
-    settings, warnings = load(argv)
+    own, flags = managed.without_dashes(argv)
+    settings, warnings = load(own)
     logs.configure(settings.log_format, settings.log_level)
     for warning in warnings:
         log.warning("setting", line=warning)
+    settings, server = managed.planned(settings, flags)
     hint = container_hint(Upstream.parse(settings.base_url), any(Path(mark).exists() for mark in CONTAINER_MARKS))
     refuse_self(settings, hint)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(settings, hint))
+        return runner.run(_run(settings, hint, server))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -61,7 +64,7 @@ def refuse_self(settings: Settings, hint: str = "") -> None:
     raise UpstreamIsSelf(f"BASE_URL {settings.base_url} is where {ours}; give llama-server's address{hint}")
 
 
-async def _run(settings: Settings, hint: str) -> int:
+async def _run(settings: Settings, hint: str, server: managed.Managed | None) -> int:
     told = _told_to_stop()
     proxy = Proxy(settings)
     try:
@@ -75,7 +78,11 @@ async def _run(settings: Settings, hint: str) -> int:
         page = f"status page and metrics on http://{settings.admin_host}:{proxy.admin.port}/"
         log.info("admin", line=page, host=settings.admin_host, port=proxy.admin.port)
     log.info("intent", line=intent(settings), persist=settings.persist, observe_only=settings.observe_only)
-    meanwhile = [asyncio.create_task(notify.stay_alive()), asyncio.create_task(_say_what_is_there(proxy, hint))]
+    meanwhile = [asyncio.create_task(notify.stay_alive())]
+    if server is not None:
+        server.start()
+    else:
+        meanwhile.append(asyncio.create_task(_say_what_is_there(proxy, hint)))
     notify.tell("READY=1", f"STATUS={where}")
     await told.wait()
     notify.tell("STOPPING=1", "STATUS=running answers may end")
@@ -83,6 +90,8 @@ async def _run(settings: Settings, hint: str) -> int:
     await proxy.close(settings.drain_timeout)
     for task in meanwhile:
         task.cancel()
+    if server is not None:
+        await server.stop()
     log.info("stopped")
     return 0
 

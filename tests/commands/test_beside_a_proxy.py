@@ -11,6 +11,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from proxy.commands.admin_client import AdminClient, Answer, NobodyThereError
 from tests.commands.typed import Terminal, terminal
 from tests.conftest import StartLlama
 from tests.serving.admin.administered import Administered, administered, answering, persisting
@@ -82,6 +83,32 @@ async def test_status_shows_what_the_page_shows(proxy: Administered, terminal: T
         assert words in shown.out
     for one in told["requests"]:
         assert f"{one['reused_tokens']:,}" in shown.out
+
+
+async def test_watching_goes_on_until_ctrl_c(
+    proxy: Administered, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a restart of the proxy, too; then it ends well."""
+    looks = 0
+
+    def wait(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:  # the proxy goes away
+            monkeypatch.setattr(AdminClient, "ask", gone)
+        if looks == 2:
+            monkeypatch.setattr(AdminClient, "ask", ask)
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    def gone(*_: object, **__: object) -> Answer:
+        raise NobodyThereError("no proxy runs there")
+
+    ask = AdminClient.ask
+    monkeypatch.setattr("proxy.commands.status.time.sleep", wait)
+    said = await terminal.beside("status", "--watch", *at(proxy))
+    assert (0, 3) == (said.code, looks)
+    assert "2 checkpoint(s)" in said.out
 
 
 async def test_warm_tells_what_came_of_it(proxy: Administered, terminal: Terminal) -> None:

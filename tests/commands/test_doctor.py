@@ -21,6 +21,7 @@ from proxy.checkpoints.index import Index
 from proxy.commands.file_checks import others_may
 from proxy.demo.models import Kind, model_path
 from proxy.demo.servers import LlamaServer, ServerBinary
+from proxy.llama.client import LlamaClient
 from proxy.settings import PREFIX
 from tests.checkpoints.state_files import KEY, checkpoint
 from tests.commands.typed import Said, Terminal, terminal
@@ -159,18 +160,33 @@ def test_no_kind_of_model_is_a_fault(build: Any, terminal: Terminal, kind: Kind,
         (("--cache-ram", "0"), ("host memory", "advice", "--cache-ram")),
         (("--no-cache-prompt",), ("reuse", "wrong", "--no-cache-prompt")),
         (("-c", "4096", "-np", "1"), ("context", "advice", "-c ")),
-        (("--chat-template-file", "TEMPLATE"), ("template", "wrong", "--chat-template-file")),
+        (("--chat-template-file", "FORGETS"), ("template", "wrong", "leaves that out")),
+        (("--chat-template-file", "FAILS"), ("template", "wrong", "does not render a system message with a tool")),
     ],
-    ids=["slot-save-path", "cache-ram", "cache-prompt", "context", "template"],
+    ids=["slot-save-path", "cache-ram", "cache-prompt", "context", "template-forgets", "template-fails"],
 )
 def test_a_flag_is_named(
     build: Any, terminal: Terminal, tmp_path: Path, given: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
     """The one that is missing or too many."""
-    template = tmp_path / "template.jinja"
-    template.write_text("{{ raise_exception('no system message') if messages[0].role == 'system' }}x")
-    found = build(*(str(template) if word == "TEMPLATE" else word for word in given))
+    fails = "{{ raise_exception('not this') }}"
+    (tmp_path / "FORGETS").write_text("who are you?")
+    (tmp_path / "FAILS").write_text(f"{{{{ messages[0].content }}}}{{% if tools %}}{fails}{{% endif %}}")
+    found = build(*(str(tmp_path / word) if (tmp_path / word).is_file() else word for word in given))
     check(doctor(terminal, found.settings()), *expected)
+
+
+def test_a_rendering_that_is_not_what_is_prefilled(
+    house: House, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token more is told."""
+    count = LlamaClient.count_chat
+
+    async def one_more(*args: Any) -> int:
+        return await count(*args) + 1
+
+    monkeypatch.setattr(LlamaClient, "count_chat", one_more)
+    check(doctor(terminal, house.settings()), "template", "advice", "not exactly")
 
 
 def test_hidden_slots_are_told_with_what_could_not_be_tried(build: Any, terminal: Terminal) -> None:
@@ -469,6 +485,8 @@ async def test_beside_a_proxy_its_findings_are_taken(build: Any, terminal: Termi
         given = flags(found.settings(admin_port=proxy.proxy.admin.port))
         verdict = Verdict(await terminal.beside("doctor", "--json", *given))
         after = await ask_server(found.server, "/slots")
+        unsaid = Verdict(await terminal.beside("doctor", "--json", "--admin-port", proxy.proxy.admin.port))
+    assert (0, True) == (unsaid.said.code, found.server.url in unsaid.said.out), "it is where the proxy says"
     assert (0, {}) == (verdict.said.code, verdict.faults), verdict.said.out
     assert {"proxy", "roll back", "restore", "host memory", "template", "slot directory"} <= verdict.checks
     assert [slot.get("id_task") for slot in before] == [slot.get("id_task") for slot in after]

@@ -44,7 +44,8 @@ class Served:
     ) -> None:
         self.port = port or free_port()
         self.lines: list[dict[str, Any]] = []
-        where = ["--base-url", base_url, "--port", str(self.port), "--admin-port", admin, "--log-format", "json"]
+        upstream = ["--base-url", base_url] if base_url else []
+        where = [*upstream, "--port", str(self.port), "--admin-port", admin, "--log-format", "json"]
         self._command = [*program, "serve", *where, "--dir", str(directory / "index"), *flags]
         self._directory = directory
         self._env = environment() if env is None else env
