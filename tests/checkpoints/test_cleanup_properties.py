@@ -130,3 +130,31 @@ def test_what_was_used_in_time_goes_only_for_the_size_limit(
         assert own is not None
         if own.kind is FileKind.FINAL and not own.is_companion and own.key in last_used:
             assert last_used[own.key] < oldest_kept
+
+
+@given(directories, uses, situations)
+def test_of_the_old_the_most_recent_few_stay_and_no_more(
+    files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]
+) -> None:
+    """Without a size limit each that goes is older than as many as are kept; of what may go no more stay than those."""
+    limits = Limits(how["limits"].ttl_days, how["limits"].keep_recent)
+    gone = plan_cleanup(files, last_used, **(how | {"limits": limits}))
+    used = {file.name: _used_at(file, files, last_used) for file in files if _is_checkpoint(file)}
+    left = used.keys() - {file.name for file in gone}
+    for file in gone:
+        if file.name in used:
+            assert limits.keep_recent <= sum(used[name] >= used[file.name] for name in left)
+    old = [file for file in files if file.name in left and used[file.name] < how["now"] - limits.ttl_days * DAY_S]
+    assert limits.keep_recent >= sum(not _must_stay(file, files, how) for file in old)
+
+
+def _is_checkpoint(file: FileSeen) -> bool:
+    own = parse_name(file.name)
+    return own is not None and own.kind is FileKind.FINAL and not own.is_companion
+
+
+def _used_at(file: FileSeen, files: list[FileSeen], last_used: dict[str, float]) -> float:
+    own = parse_name(file.name)
+    assert own is not None
+    written = max(other.mtime for other in files if main_name(other.name) == file.name)
+    return last_used.get(own.key, written)

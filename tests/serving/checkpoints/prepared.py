@@ -27,14 +27,14 @@ _made: dict[Setup, Prepared] = {}
 
 
 async def started(
-    start: StartLlama, place: Place, setup: Setup = DENSE, *, is_saved: bool = True
+    start: StartLlama, place: Place, setup: Setup = DENSE, *flags: str, is_saved: bool = True
 ) -> tuple[LlamaServer, Answer]:
     """A server just started, with a checkpoint of a proxy that has ended (or without); and a cold answer of it."""
     made = _made.get(setup) or _made.setdefault(setup, await _prepare(start, setup))
     for name, raw in made.files.items() if is_saved else ():
         (place.home / name).parent.mkdir(mode=0o700, exist_ok=True)
         (place.home / name).write_bytes(raw)
-    return place.start(start, setup, *FLAGS), made.cold
+    return place.start(start, setup, *FLAGS, *flags), made.cold
 
 
 async def _prepare(start: StartLlama, setup: Setup) -> Prepared:

@@ -3,12 +3,15 @@
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.checkpoints.key import FileKind
 from proxy.checkpoints.state_file import FIXED_BYTES
+from proxy.llama.client import LlamaClient
 from proxy.serving.store import Store
 from tests.conftest import StartLlama
 from tests.permissions import permissions_count
@@ -152,6 +155,27 @@ async def test_a_file_deleted_between_check_and_use_costs_one_attempt(
             assert ["restore_failed"] == reasons(proxied, ["restore"])
     assert 1 == calls.restores - before - PROBES
     assert QUIET > distance(cold, answer)
+    assert await recovers(place, server)
+
+
+async def test_a_file_of_which_the_server_reads_something_else_is_put_aside(
+    start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exchanged between the proof and the restore: what the server says it has read is not the prefix."""
+    server, cold = await started(start_llama, place)
+    restore = LlamaClient.restore
+
+    async def of_another(client: LlamaClient, slot: int, name: str, *told: Any) -> Any:
+        done = await restore(client, slot, name, *told)
+        return done if ".tmp-" in name else replace(done, n_tokens=done.n_tokens - 1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LlamaClient, "restore", of_another)
+        async with place.proxy(server) as proxied:
+            answer = await ask_new(proxied)
+            assert ["warm-up"] == proxied.sources
+    assert QUIET > distance(cold, answer)
+    assert 1 == len(place.files(FileKind.BAD))
     assert await recovers(place, server)
 
 

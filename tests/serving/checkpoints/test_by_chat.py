@@ -4,9 +4,10 @@ import pytest
 
 from proxy.serving.chat_checks import OTHER_USER, divergent
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, Calls, Place, calls, crash, place, told, unwatched
+from tests.serving.checkpoints.persisting import DENSE, QUIET, Calls, Place, calls, crash, place, unwatched
+from tests.serving.checkpoints.prepared import ask_new, started
 from tests.serving.checkpoints.relay import relaying
-from tests.serving.running import ask_directly, distance, sessions
+from tests.serving.running import distance, sessions
 
 __all__ = ["calls", "place", "unwatched"]
 
@@ -18,15 +19,13 @@ async def test_it_is_restored_after_a_crash_and_checked_by_chat(
     start_llama: StartLlama, place: Place, calls: Calls
 ) -> None:
     """The same chat is reused, another one too; the next session answers as a cold server would."""
-    server = place.start(start_llama, DENSE, *EXACT, "-np", "1")
-    (cold,) = await ask_directly(server, {**told("/two"), "cache_prompt": False})
-    crash(server)
+    server, cold = await started(start_llama, place, DENSE, is_saved=False)
     async with relaying(server) as relay:
         relay.missing = "/apply-template"
         async with place.proxy(relay.base_url) as proxied:
             await proxied.ask(ONE)
             crash(server, under=proxied)
-            answer = await proxied.ask(told("/two"))
+            answer = await ask_new(proxied)
             crash(server, under=proxied)
             await proxied.ask(THREE)
             assert ["warm-up", "restore", "restore"] == proxied.sources

@@ -101,6 +101,9 @@ async def test_a_second_proxy_on_the_directory_restores_and_changes_nothing(
     """It neither saves nor deletes, says so once, and uses what the first has made."""
     server = place.start(start_llama, DENSE, "-np", "1")
     await saved_by(place, server)
+    old = place.slots / f"pi-prefix-{1:016x}.bin"
+    old.write_bytes(b"old")
+    os.utime(old, (1000, 1000))
     async with place.proxy(server) as first:
         crash(server)
         saves = calls.saves
@@ -111,7 +114,7 @@ async def test_a_second_proxy_on_the_directory_restores_and_changes_nothing(
             assert ["restore", "warm-up"] == second.sources
             assert ["index:directory_of_another_proxy"] == reasons(second, ["index"])
         assert 1 == calls.saves - saves  # the probe's
-        assert 1 == len(place.files())
+        assert 2 == len(place.files())
         crash(server, under=first)
         await first.ask(THREE)
         assert ["restore"] == first.sources
@@ -127,6 +130,7 @@ async def test_a_bad_file_is_not_put_aside_by_the_second_proxy(start_llama: Star
         os.truncate(path, 1000)
         assert 200 == (await second.ask(TWO)).status
         assert ["warm-up"] == second.sources
+        await second.proxy.engine.store.put_aside(second.prefix.key)
     assert 1000 == path.stat().st_size
 
 

@@ -13,7 +13,9 @@ from proxy.settings import Settings
 from tests.checkpoints.state_files import checkpoint
 
 N = 10_000
-LIMIT_S = 0.001
+PROMISED_S = 0.001
+LIMIT_S = PROMISED_S / 5
+"""Nothing on the way may look at every entry; one such look is noticed before it breaks the promise."""
 LOADING_S = 0.5
 
 

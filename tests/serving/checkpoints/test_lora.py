@@ -109,12 +109,13 @@ async def test_a_scale_changed_while_the_server_runs_gets_no_checkpoint_of_the_o
     expected = await cold_after_a_start(server, *quarter)
     crash(server)
     async with place.proxy(server) as proxied:
-        await proxied.ask(sessions("/old", tokens=TOKENS)[0])
+        for seed in (1, 8):
+            await proxied.ask(sessions("/old", tokens=TOKENS, seed=seed)[0])
         await set_scale(proxied, server, 0.25, directly=directly)
-        for seed in (7, 8, 7):
+        for seed in (1, 8, 9, 1):
             await proxied.ask(sessions("/new", tokens=TOKENS, seed=seed)[0])
         assert "restore" not in proxied.sources
-        assert 1 == len(place.files())
+        assert 2 == len(place.files())
         assert f"not_saved:{ADAPTERS}" in proxied.heard.troubles
         for _ in range(2):
             crash(server, *quarter, under=proxied)

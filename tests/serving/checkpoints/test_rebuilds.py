@@ -11,7 +11,6 @@ from proxy.llama.client import ControlFailed, LlamaClient
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
     DENSE,
-    EXACT,
     HYBRID,
     QUIET,
     TOKENS,
@@ -24,9 +23,9 @@ from tests.serving.checkpoints.persisting import (
     place,
     reasons,
     saved,
-    told,
     unwatched,
 )
+from tests.serving.checkpoints.prepared import ask_new, started
 from tests.serving.running import ask_directly, distance, sessions
 
 __all__ = ["calls", "place", "unwatched"]
@@ -131,8 +130,7 @@ async def test_a_checkpoint_of_a_server_that_was_not_probed_is_not_trusted_by_th
 ) -> None:
     """Saved with nothing to compare, it could be of other flags: used on the same process only, built anew after it."""
     rope = ("--rope-freq-base", "1000000")
-    server = place.start(start_llama, HYBRID, *EXACT, "-np", "1")
-    (cold,) = await ask_directly(server, {**told("/new"), "cache_prompt": False})
+    server, cold = await started(start_llama, place, HYBRID, is_saved=False)
     crash(server, *rope)
     await ask_directly(server, sessions("/hot", seed=8, tokens=TOKENS)[0])
     async with place.proxy(server) as proxied:
@@ -142,7 +140,7 @@ async def test_a_checkpoint_of_a_server_that_was_not_probed_is_not_trusted_by_th
         assert () == next(record.logprobs for record in place.known().records if record.key == proxied.prefix.key)
     crash(server)
     async with place.proxy(server) as proxied:
-        answer = await proxied.ask(told("/new"))
+        answer = await ask_new(proxied)
         assert ["warm-up"] == proxied.sources
     assert QUIET > distance(cold, answer)
 

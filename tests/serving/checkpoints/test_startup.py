@@ -2,10 +2,13 @@
 
 import asyncio
 import math
+import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from proxy.checkpoints.index_file import write_index
 from proxy.serving.store import Store
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
@@ -125,6 +128,8 @@ async def test_a_request_that_comes_while_the_server_reads_finds_the_prefix(
         monkeypatch.setattr(proxied.proxy.engine.lifecycle, "make_way", notice)
         asking = asyncio.ensure_future(proxied.ask(NEW))
         await came.wait()
+        assert not (await asyncio.wait({asking}, timeout=0.3))[0]
+        assert ["restore"] == relay.steps
         await relay.go_on()
         answer = await asking
         await look
@@ -146,3 +151,39 @@ async def test_nothing_is_restored_into_a_server_that_only_slept(start_llama: St
         assert (await ask_server(server, "/props"))["is_sleeping"]
         answer = await proxied.ask(NEW)
         assert proxied.prefix.n_tokens <= answer.reused
+
+
+async def test_nothing_is_restored_into_a_server_that_was_asleep_when_it_was_met(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """Somebody else wakes it: its slots are as empty as after a start, but it was not a start."""
+    server, _ = await started(start_llama, place, DENSE, "--sleep-idle-seconds", "1")
+    async with place.proxy(server) as proxied:
+        while not (await ask_server(server, "/props"))["is_sleeping"]:
+            pass
+        before = calls.restores
+        await looking(proxied)
+        await ask_server(server, "/tokenize", {"content": "awake"})
+        await looking(proxied)
+        assert 1 == calls.restores - before  # the probe's
+
+
+async def test_a_file_that_holds_other_tokens_than_its_name_says_is_not_recalled(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """Saved where it could not be seen, it has no checksum: that another one was put in its place its tokens tell."""
+    server, _ = await started(start_llama, place, DENSE)
+    path = place.checkpoint
+    async with place.proxy(server) as proxied:
+        await proxied.ask(sessions("/other", seed=2, tokens=TOKENS)[0])
+    (other,) = set(place.files()) - {path}
+    shutil.copy(other, path)
+    late = [replace(r, seal=None, size_bytes=path.stat().st_size, last_used_at=2e9) for r in place.known().records]
+    (place.index / "index.json").write_bytes(write_index(record for record in late if record.key in path.name))
+    crash(server)
+    before = calls.restores
+    async with place.proxy(server) as proxied:
+        await looking(proxied)
+        assert 1 == calls.restores - before  # the probe's
+        await proxied.ask(NEW)
+        assert ["warm-up"] == proxied.sources
