@@ -19,6 +19,7 @@ from proxy.demo.servers import LlamaServer, NoServerError, ServerBinary, find_se
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "llama: needs a real llama-server (added by itself to users of start_llama)")
+    config.addinivalue_line("markers", "long: more of the same, by name only (make test-long)")
     config.addinivalue_line("markers", "may_block: expects blocking calls on the event loop and looks at them itself")
 
 

@@ -43,6 +43,13 @@ class ProxyProcess:
         """Where a client finds the proxy."""
         return f"http://127.0.0.1:{self.port}/v1"
 
+    @property
+    def pid(self) -> int:
+        """Its process, once it is entered."""
+        if self._process is None:
+            raise RuntimeError("the proxy was never started")
+        return self._process.pid
+
     def command(self) -> list[str]:
         """The whole command line."""
         where = ["--base-url", self._base_url, "--port", str(self.port), "--admin-port", ""]

@@ -107,8 +107,10 @@ class Outbound:
         """Open the sessions, on the running loop."""
         self.contained = await asyncio.to_thread(_in_container)
         trust = await asyncio.to_thread(_trust) if self.upstream.scheme == "https" else True
-        self._fresh = self._session(_Connector(limit=0, ssl=trust, force_close=True))
-        self._pooled = self._session(_Connector(limit=0, ssl=trust, keepalive_timeout=KEEP_ALIVE_S))
+        # A container that is started anew has another address under the same name.
+        fresh = _Connector(limit=0, ssl=trust, use_dns_cache=False, force_close=True)
+        pooled = _Connector(limit=0, ssl=trust, use_dns_cache=False, keepalive_timeout=KEEP_ALIVE_S)
+        self._fresh, self._pooled = self._session(fresh), self._session(pooled)
 
     def _session(self, connector: _Connector) -> aiohttp.ClientSession:
         self._connectors.append(connector)
