@@ -150,6 +150,11 @@ class RecordingUpstream:
             peer.closed.set()
             writer.close()
 
+    @property
+    def tasks(self) -> int:
+        """How many connections are still being looked after."""
+        return len(self._tasks)
+
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self.serve(reader, writer))
         self._tasks.add(task)
