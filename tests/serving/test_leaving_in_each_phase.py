@@ -10,7 +10,7 @@ import pytest
 from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import Body, session
 from tests.conftest import StartLlama
-from tests.load.quiet import held
+from tests.load.quiet import at_rest
 from tests.load.test_stuck import talkative
 from tests.serving.route import HOST
 from tests.serving.running import Running, ask_server, running, sessions
@@ -24,10 +24,10 @@ OPEN_HERE = {"01", "08"}
 """Established, and ended by the other side only."""
 
 
-def connections(port: int) -> int:
-    """How many connections to this port we hold open."""
+def connections(port: int) -> set[str]:
+    """Our ends of the connections to this port that we hold open."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return sum(row[2].endswith(f":{port:04X}") and row[3] in OPEN_HERE for row in rows)
+    return {row[1] for row in rows if row[2].endswith(f":{port:04X}") and row[3] in OPEN_HERE}
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -50,7 +50,7 @@ class Scene:
     async def in_warm_up(self) -> None:
         """We prefill its prefix."""
         await self.visitor.send(post(session("/a", prefix_tokens=6000, max_tokens=8)))
-        await until(lambda: self.proxied.heard.begun_warm_ups > 0 and connections(self.server.port) > 0)
+        await until(lambda: self.proxied.heard.begun_warm_ups > 0 and bool(connections(self.server.port)))
 
     async def before_headers(self) -> None:
         """An answer that is not streamed is being made."""
@@ -103,16 +103,19 @@ PHASES: dict[str, Callable[[Scene], Awaitable[None]]] = {
 @pytest.mark.parametrize("way", ["reset", "half_close"])
 @pytest.mark.parametrize("phase", PHASES)
 async def test_the_client_leaves(start_llama: StartLlama, phase: str, way: str) -> None:
-    """No connection to the server, no place, turn or lease is left within a second, and the next one is served."""
+    """Within a second its connections to the server are closed and its place is free; then nothing is held at all."""
     server = start_llama("dense", *SLOW)
     async with running(server) as proxied:
         async with client(proxied.proxy.port, receive_buffer=4096, limit=1024) as visitor:
             await PHASES[phase](Scene(proxied, server, visitor))
-            assert connections(server.port) > 0
+            its_own = connections(server.port)
+            assert its_own
             getattr(visitor, way)()
             async with asyncio.timeout(SOON_S):
-                while connections(server.port) or held(proxied):
+                while its_own & connections(server.port) or proxied.proxy.engine.model.gate.inside:
                     await asyncio.sleep(0.005)
+        await at_rest(proxied)
+        assert set() == connections(server.port)
         assert 200 == (await proxied.ask(sessions("/b", tokens=400)[0])).status
 
 
