@@ -1,7 +1,10 @@
-"""Answers from a prepared slot are the answers of a cold one: the log-probabilities tell.
+"""Answers from a prepared slot are those of a server without a proxy: the log-probabilities tell.
 
-Flash attention is off here: on a CPU its rounding depends on how a prompt was cut into batches. Without any proxy, a
-dense tiny model's log-probabilities then move by 0.17 between a whole prefill and a continued one, and by 0 without it.
+With flash attention, llama-server on a CPU attends to 64 tokens of a prompt and more at once by one kernel and to fewer
+by another, and the two round differently. How a prompt was cut decides, then, and anything cached is a cut: without any
+proxy, on the tiny dense model with its random weights, the prompt whole and its last 37 tokens apart are 0.09 to 0.18
+apart, while 64 tokens apart make 3e-5. So with default flags answers are compared with those of a server where the same
+tokens were prefilled first by hand; without flash attention, where no cut matters, with those of a cold one.
 """
 
 from pathlib import Path
@@ -9,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from proxy.demo.models import Kind, model_path
+from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import Body, next_turn
 from tests.conftest import StartLlama
 from tests.serving.running import Answer, ask_directly, ask_server, distance, running, sessions, telling
 
 EXACT = ("-fa", "off")
+slots = pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
 QUIET = 5e-4
 WRONG = 1e-3
 kinds = pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
@@ -24,8 +29,36 @@ def conversation(first: Body, other: Body) -> list[Body]:
     return [telling(first), telling(other), telling(next_turn(other, "look at the first file", "go on"))]
 
 
+async def after(server: LlamaServer, prefix: list[int], *bodies: Body) -> list[Answer]:
+    """What the server says once it has prefilled nothing but this."""
+    told = {"prompt": prefix, "n_predict": 0, "cache_prompt": False, "grammar": 'root ::= ""'}
+    await ask_server(server, "/completion", told)
+    return await ask_directly(server, *bodies)
+
+
 @kinds
-@pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
+@slots
+async def test_answers_through_the_proxy_are_those_of_the_server_with_its_own_flags(
+    start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]
+) -> None:
+    """With flash attention too, an answer is the one that the same prefix, prefilled directly, leads to."""
+    first, *others = conversation(*sessions("/a", "/b"))
+    server = start_llama(kind, *flags)
+    async with running(server) as proxied:
+        warm = [await proxied.ask(body) for body in (first, *others)]
+        prefix = list(proxied.prefix.tokens)
+    server.restart()
+    # A first session that was left alone is a cold one.
+    begin = [*await after(server, prefix, first)] if warm[0].reused else await ask_directly(server, first)
+    expected = [*begin, *await after(server, prefix, *others)]
+    assert [True, True] == [len(prefix) <= answer.reused for answer in warm[1:]]
+    assert [8, 8, 8] == [len(answer.logprobs) for answer in warm]
+    apart = [distance(one, other) for one, other in zip(expected, warm, strict=True)]
+    assert max(apart) < QUIET, apart
+
+
+@kinds
+@slots
 async def test_answers_through_the_proxy_are_those_of_a_cold_server(
     start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]
 ) -> None:
@@ -36,7 +69,7 @@ async def test_answers_through_the_proxy_are_those_of_a_cold_server(
     server.restart()
     async with running(server) as proxied:
         warm = [await proxied.ask(body) for body in bodies]
-    assert all(answer.reused for answer in warm)
+    assert [proxied.sources[0] == "warm-up", True, True] == [answer.reused > 0 for answer in warm]
     assert [8, 8, 8] == [len(answer.logprobs) for answer in warm]
     apart = [distance(one, other) for one, other in zip(cold, warm, strict=True)]
     assert max(apart) < QUIET, apart
