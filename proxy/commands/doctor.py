@@ -13,7 +13,7 @@ from proxy import logs
 from proxy.commands import arguments
 from proxy.commands.admin_client import AdminClient, NobodyThereError, StrangerError
 from proxy.commands.arguments import write_json
-from proxy.commands.file_checks import file_checks, read_own_index
+from proxy.commands.file_checks import file_checks, is_held, read_own_index
 from proxy.commands.findings import Finding, Grade, advice, as_json, ok, print_out, worst, wrong
 from proxy.commands.server_checks import Met, meet, server_checks
 from proxy.commands.setting_checks import settings_checks
@@ -85,6 +85,8 @@ async def _look(settings: Settings, proxy: Mapping[str, Any] | None) -> list[Fin
 
 async def _tried(met: Met, settings: Settings, files: Sequence[Finding]) -> list[Finding]:
     """Without a proxy: find out."""
+    if await asyncio.to_thread(is_held, settings):
+        return [ok("probe", "nothing was tried on the server: the proxy that holds DIR may be using it")]
     if met.process.is_sleeping:
         words = "the server sleeps, and was not woken for it"
         return [advice("probe", f"what the server can do was not tried: {words}", "ask again when it is awake")]

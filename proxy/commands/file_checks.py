@@ -113,7 +113,7 @@ def _own_directory(settings: Settings, *, is_held_by_ours: bool) -> Iterator[Fin
         words = f"DIR={path} can't be {how}: checkpoints are forgotten when the proxy ends"
         yield wrong("index", words, "set DIR to a directory of the proxy's own user")
         return
-    if not is_held_by_ours and _is_locked(path / LOCK_NAME):
+    if not is_held_by_ours and is_held(settings):
         words = f"another proxy holds DIR={path}, and it does not answer at ADMIN_HOST and ADMIN_PORT"
         yield wrong("index", words, "give each proxy a DIR of its own, or end the other one")
         return
@@ -128,10 +128,10 @@ def _own_directory(settings: Settings, *, is_held_by_ours: bool) -> Iterator[Fin
         yield advice("index", words, "nothing; checkpoints that it forgets are built again")
 
 
-def _is_locked(path: Path) -> bool:
-    """Whether somebody holds a lock, which is tried for a moment only."""
+def is_held(settings: Settings) -> bool:
+    """Whether a proxy holds the lock on DIR, which is tried for a moment only."""
     with suppress(FileNotFoundError, PermissionError):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(settings.dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

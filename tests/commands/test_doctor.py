@@ -419,12 +419,15 @@ def known(directory: Path, **of: Any) -> None:
 
 
 def test_a_second_proxy_on_the_directory(house: House, terminal: Terminal, tmp_path: Path) -> None:
-    """One that can't be asked holds the lock."""
+    """One that can't be asked holds the lock: nothing is tried on a server that it may be using."""
+    before = asyncio.run(ask_server(house.server, "/slots"))
     running = Index.open(tmp_path, time.time())
     try:
         check(doctor(terminal, house.settings(dir=tmp_path)), "index", "wrong", "a DIR of its own")
     finally:
         running.close()
+    after = asyncio.run(ask_server(house.server, "/slots"))
+    assert [slot.get("id_task") for slot in before] == [slot.get("id_task") for slot in after]
     assert {} == doctor(terminal, house.settings(dir=tmp_path)).faults
 
 

@@ -19,7 +19,7 @@ from tests.serving.running import ask, sessions, talking
 
 PATIENCE_S = 30.0
 BODY = sessions("/a", tokens=600)[0]
-LONG = {**BODY, "max_completion_tokens": 200, "ignore_eos": True}
+LONG = {**BODY, "max_completion_tokens": 100, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def managing(llama_binary: ServerBinary, tmp_path: Path) -> Callable[..., Served
     """A proxy with a model; more flags come before those of the server."""
 
     def serve(*flags: str, of_server: tuple[str, ...] = ()) -> Served:
-        env = {**environment(), **{k: v for k, v in llama_binary.environment.items() if k.startswith("LD_")}}
+        env = {**llama_binary.environment, **environment()}
         where = ("--model", str(model_path("dense")), "--llama-server", str(llama_binary.path))
         rest = ("--", "-c", "16384", "-t", "2", *of_server)
         return Served("", tmp_path, *where, *flags, *rest, env=env)
