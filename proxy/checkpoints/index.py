@@ -19,6 +19,7 @@ import fcntl
 import os
 import stat
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +32,9 @@ from proxy.checkpoints.slot_directory import sync_directory
 INDEX_NAME = "index.json"
 EXTENSION_NAME = "index.pi-extension.json"
 LOCK_NAME = "lock"
+LOCK_WAIT_S = 0.5
+"""A command that works on the files holds the lock for moments; another proxy holds it for life."""
+LOCK_PAUSE_S = 0.02
 
 
 class Index:
@@ -147,7 +151,7 @@ class Index:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._close_to_others()
             self._lock_fd = os.open(self.directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._lock_fd)
         except OSError as error:
             is_taken = error.errno in (errno.EWOULDBLOCK, errno.EACCES) and self._lock_fd is not None
             self.is_owner = False
@@ -226,3 +230,16 @@ class Index:
         failure = error.strerror or str(error)
         is_new, self._failure = failure != self._failure, failure
         return failure if is_new else None
+
+
+def _lock(descriptor: int) -> None:
+    """Lock an open file against other processes; raises OSError where another one keeps it."""
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(LOCK_PAUSE_S)

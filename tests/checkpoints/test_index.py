@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,6 +76,17 @@ def test_a_second_proxy_reads_and_does_not_write(written: Path) -> None:
     assert (second.flush(), raw) == (None, (written / INDEX_NAME).read_bytes())
     second.close()
     first.close()
+
+
+def test_a_command_that_has_the_lock_for_a_moment_is_waited_for(written: Path) -> None:
+    """A proxy that starts while somebody prunes owns its directory all the same."""
+    command = Index.open(written, NOW)
+    ending = threading.Timer(0.1, command.close)
+    ending.start()
+    started = Index.open(written, NOW)
+    assert (started.is_owner, started.notes) == (True, [])
+    ending.join()
+    started.close()
 
 
 def test_the_lock_goes_with_its_process(written: Path) -> None:
