@@ -12,7 +12,7 @@ from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Nothing, Talk, Unknown, continues_talk
-from proxy.slots.ledger import Look
+from proxy.slots.ledger import Look, is_as_long
 from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import choose
 from proxy.slots.verdict import judge
@@ -36,7 +36,9 @@ class Accounting:
         if ticket.plan.slot is not None:
             self._context.report.predicted(ticket, slot)
         old = ledger.slots[slot].holds
-        if self._context.model.able.keeps_copies and choice and choice.slot == slot and choice.copies:
+        is_copied = choice is not None and choice.slot == slot and choice.copies
+        is_moved = ticket.plan.source is Source.RESUME and self._context.has_slots_moved
+        if self._context.model.able.keeps_copies and (is_copied or is_moved):
             ledger.copied(old)
         if continues_talk(ticket.need, old) and isinstance(old, Talk):
             ledger.taken(old)
@@ -61,10 +63,23 @@ class Accounting:
             ledger.may_be_hot = False
         # Without a status the client has left before it came; the server may have begun all the same.
         if ticket.slot is not None and ticket.status in (0, HTTPStatus.OK) and not ticket.is_reclaimed:
-            ledger.hold(ticket.slot, self._outcome(ticket, looks))
+            self._enter_outcome(ticket, ticket.slot, looks)
         self._context.observe(looks, () if ticket.slot is None else (ticket.slot,))
         if ticket.figures is not None:
             self._learn(ticket, ticket.figures)
+
+    def _enter_outcome(self, ticket: Ticket, slot: int, looks: list[Look]) -> None:
+        """The slot holds the conversation now; unless a later task has found it idle and had it moved away."""
+        ledger, able = self._context.model.ledger, self._context.model.able
+        look = next((look for look in looks if look.slot == slot), None)
+        moved = self._outcome(ticket, ())
+        is_later = look is not None and ticket.seen is not None and look.task != ticket.seen.task
+        if look is None or not (is_later and able.clears_idle and able.keeps_copies) or is_as_long(moved, look):
+            ledger.hold(slot, self._outcome(ticket, looks))
+            return
+        ledger.copied(moved)
+        is_empty = look.n_tokens == 0 and not look.is_busy
+        ledger.hold(slot, Nothing() if is_empty else Unknown(look.n_tokens), has_run=False)
 
     def _learn(self, ticket: Ticket, figures: Figures) -> None:
         """What the figures say of our rendering and of what was claimed."""

@@ -1,6 +1,7 @@
 """What the parts of the engine share: settings, the model's record, the store, the reporter, and background work."""
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ from proxy.serving.reporting import Reporter
 from proxy.serving.store import Store
 from proxy.settings import Settings
 from proxy.slots.ledger import Look
+
+PULSE_ECHO_S = 1.0
+"""For so long after empty tasks, looks that others took at the slots may still come in."""
 
 
 class PlanBroken(Exception):  # noqa: N818
@@ -35,11 +39,18 @@ class Context:
     """Running requests may end; nothing is saved any more."""
     pulses: int = 0
     """How many requests have empty tasks sent ahead of them: slots change their task numbers by it."""
+    pulsed_at: float = float("-inf")
+    """When that ended last, on the monotonic clock."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @property
+    def has_slots_moved(self) -> bool:
+        """Whether idle slots are being moved to host memory by empty tasks of ours, or were a moment ago."""
+        return self.pulses > 0 or time.monotonic() - self.pulsed_at < PULSE_ECHO_S
 
     def observe(self, looks: list[Look], ours: Iterable[int] = ()) -> None:
         """Enter a look at `/slots`; what it took away is told."""
-        are_moved = self.pulses > 0
+        are_moved = self.has_slots_moved
         ours = [look.slot for look in looks] if are_moved else ours  # lengths tell what else began
         can_be_moved = self.model.able.clears_idle is not False
         if surprised := self.model.ledger.observe(looks, ours, can_be_moved=can_be_moved, are_moved=are_moved):

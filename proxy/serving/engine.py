@@ -36,7 +36,7 @@ from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, Source, nothing
 from proxy.slots.planner import plan
 
-MAX_PLANS = 4
+MAX_PLANS = 6
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
 FAILED_CLAIMS = 3
 """After so many in a row nothing is warmed or claimed on this server any more (`--no-cache-prompt`, say)."""
@@ -66,13 +66,13 @@ class Engine:
         self.acquaintance = Acquaintance(self.context)
         self.needs = Needs(self.context)
         self.accounting = Accounting(self.context)
-        self.executor = Executor(self.context)
-        self.lifecycle = Lifecycle(self.context, self.acquaintance, self.executor)
-        self._numbers = numbers or itertools.count(1)
-        self._reclaimed_at = 0.0
         self._inside: dict[int, Ticket] = {}
         """Requests that have passed the gate, by number."""
         self.neighbours = Neighbours(self.context, self._inside)
+        self.executor = Executor(self.context, self.neighbours)
+        self.lifecycle = Lifecycle(self.context, self.acquaintance, self.executor)
+        self._numbers = numbers or itertools.count(1)
+        self._reclaimed_at = 0.0
 
     # Entering
 
@@ -134,7 +134,8 @@ class Engine:
             return
         ticket.need = await self.needs.of(ticket)
         for _ in range(MAX_PLANS):
-            ended, made = model.ledger.n_ended, self._plan(ticket)
+            ticket.n_ended = model.ledger.n_ended
+            made = self._plan(ticket)
             if made.source is not Source.CONTINUE and not has_looked:
                 # Beliefs are about to be acted on, and a server can be restarted within a second.
                 has_looked = await self._look(ticket, is_needed=True)
@@ -147,7 +148,7 @@ class Engine:
                 continue
             if made.source is Source.CONTINUE:
                 return
-            if not await self.neighbours.have_ended(ticket) and ended == model.ledger.n_ended:
+            if not await self.neighbours.have_ended(ticket):
                 await self.neighbours.keep_away(ticket)
                 return
             if model.settling:

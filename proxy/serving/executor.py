@@ -14,8 +14,9 @@ from collections.abc import Coroutine
 
 from proxy.llama.client import Auth, ControlFailed, Warmed
 from proxy.serving.checkpoint_steps import CheckpointSteps
-from proxy.serving.context import Context, PlanBroken
+from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix
+from proxy.serving.neighbours import Neighbours
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Unknown
@@ -29,13 +30,14 @@ SILENCE_RESERVE_S = 0.5
 class Executor:
     """Carries out plans for the context."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, neighbours: Neighbours) -> None:
         self._context = context
+        self._neighbours = neighbours
         self._slots = SlotSteps(context)
         self._checkpoints = CheckpointSteps(context, self._slots)
 
     async def carry_out(self, ticket: Ticket) -> None:
-        """All steps in order; raises ControlFailed or PlanBroken where one fails."""
+        """All steps in order; raises ControlFailed where one fails, PlanAgain where another plan is better."""
         for step in ticket.plan.steps:
             try:
                 await self.do(ticket, step)
@@ -82,6 +84,9 @@ class Executor:
         prefix = model.by_key(key)
         if prefix is None:
             raise PlanBroken("prefix_forgotten")
+        flight = model.flights.get(key)
+        if flight is None and await self._neighbours.have_ended(ticket):
+            raise PlanAgain  # the server would prefill it over what a neighbour has just left
         flight = model.flights.get(key)
         if flight is None:
             flight = asyncio.ensure_future(self._fly(ticket, prefix))

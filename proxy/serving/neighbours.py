@@ -9,6 +9,7 @@ Neither closes the gap altogether: the server may free a slot in the very pass i
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -40,8 +41,10 @@ class Neighbours:
         return [b for b in others if share(ticket.need, b.holds) != 0]
 
     async def have_ended(self, ticket: Ticket) -> bool:
-        """Whether one of them has a free slot now; its account is waited for."""
+        """Whether one has ended since the request's plan was made, or has a free slot now: its account is awaited."""
         model = self._context.model
+        if model.ledger.n_ended != ticket.n_ended:
+            return True
         sharing = self.sharing(ticket)
         if not sharing or not model.able.shows_slots:
             return False
@@ -87,3 +90,4 @@ class Neighbours:
                 self._context.observe(looks, [look.slot for look in looks if self._context.is_new(look)])
         finally:
             self._context.pulses -= 1
+            self._context.pulsed_at = time.monotonic()

@@ -32,6 +32,8 @@ class Ticket:
         self.visit = visit
         self.plan: Plan = nothing("not_planned")
         self.need = Need()
+        self.n_ended = 0
+        """How many requests had left their slots when its plan was made."""
         self.fingerprint = ""
         self.places = 0
         """Slots taken at the gate."""

@@ -132,7 +132,7 @@ class Ledger:
                 self.copied(before)
             belief.holds = Nothing()
             return is_foreign or (isinstance(before, Prefix | Talk) and not was_moved)
-        if is_foreign or not (isinstance(before, Unknown) or not look.tells_length or _fits(before, look)):
+        if is_foreign or not (isinstance(before, Unknown) or not look.tells_length or is_as_long(before, look)):
             belief.holds = Unknown(look.n_tokens)
             return True
         return False
@@ -230,7 +230,7 @@ def _has_begun(before: Look | None, look: Look) -> bool:
     return before is not None and before.task != look.task
 
 
-def _fits(holding: Holding, look: Look) -> bool:
+def is_as_long(holding: Holding, look: Look) -> bool:
     """Whether the slot's length can be what we believe; an older server does not tell lengths of restored slots."""
     if isinstance(holding, Prefix):
         return look.n_tokens == holding.n_tokens

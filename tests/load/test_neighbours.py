@@ -106,10 +106,14 @@ async def test_a_neighbour_ends_while_a_request_is_on_its_way(start_llama: Start
     assert SLACK >= spare(later, spoken), proxied.reasons
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_neighbour_ends_while_a_slot_is_prepared(start_llama: StartLlama, tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "tools_last"), [("dense", False), ("hybrid", False), ("hybrid", True)], ids=["dense", "hybrid", "heads"]
+)
+async def test_a_neighbour_ends_while_a_slot_is_prepared(
+    start_llama: StartLlama, tmp_path: Path, kind: Kind, tools_last: bool
+) -> None:
     """The plan is made again: what the neighbour left is moved out of the way of the restored prefix."""
-    server = start_llama(kind, "--slot-save-path", str(tmp_path))
+    server = start_llama(kind, "--slot-save-path", str(tmp_path), tools_last=tools_last)
     hold = HeldRestore(server)
     first, second, third = sessions("/a", "/b", "/c", tokens=2500)
     settings = {"persist": True, "slot_dir": tmp_path, "dir": tmp_path / "index"}
@@ -125,4 +129,5 @@ async def test_a_neighbour_ends_while_a_slot_is_prepared(start_llama: StartLlama
         later = await proxied.ask(next_turn(again, spoken.text, "and on"))
     assert hold.has_held
     assert proxied.prefix.n_tokens <= new.reused, proxied.reasons
+    assert 1 == sum(warm_up.cache_n == 0 for warm_up in proxied.heard.warm_ups), proxied.heard.warm_ups
     assert SLACK >= spare(later, spoken), proxied.reasons
