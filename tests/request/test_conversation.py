@@ -12,6 +12,7 @@ from proxy.request.conversation import (
     has_assistant_turns,
     inputs_key,
     message_sizes,
+    opening,
     shared_messages,
 )
 
@@ -42,6 +43,18 @@ def test_shared_messages_counts_the_same_beginning(a: list[str], b: list[str]) -
     """The number of leading messages that are equal."""
     expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     assert expected == shared_messages(chain_of(talk(a)), chain_of(talk(b)))
+
+
+def test_an_opening_outlives_another_system_text() -> None:
+    """It ends with the first answer: later turns have it, other questions or answers have another."""
+
+    def named(*said: str, system: str = "you") -> bytes:
+        roles = ["system", "user", "assistant", "user"]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, (system, *said), strict=False)]
+        return opening(request_of({"messages": messages}))
+
+    assert named("a", "b") == named("a", "b", system="me") == named("a", "b", "c")
+    assert 4 == len({named("a"), named("a", "b"), named("a", "c"), named("b", "b")})
 
 
 def test_nothing_continues_nothing() -> None:

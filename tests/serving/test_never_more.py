@@ -45,6 +45,15 @@ async def test_sessions_of_two_turns(
     assert directly + A_PREFIX >= proxied
 
 
+@pytest.mark.parametrize("flags", [ONE_SLOT, ()], ids=["one-slot", "default-flags"])
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+async def test_an_earlier_message_is_edited(start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]) -> None:
+    """A conversation that is begun again with another question goes back as far as it would directly."""
+    asked, edited = (sessions("/a", tokens=1000, user=user)[0] for user in ("look at the file", "look at the test"))
+    directly, proxied = await compared(start_llama, kind, *flags, bodies=[*turns(asked, 3), *turns(edited, 2)])
+    assert directly + A_PREFIX >= proxied
+
+
 ODD: list[tuple[Kind, tuple[str, ...]]] = [
     ("dense", ("--no-cache-prompt",)),
     ("hybrid", ("--no-cache-prompt",)),

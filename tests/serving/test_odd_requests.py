@@ -67,7 +67,7 @@ async def test_tools_that_no_server_understands(start_llama: StartLlama) -> None
 
 async def test_a_prompt_that_is_rewritten_each_turn_is_told_once(start_llama: StartLlama) -> None:
     """From the third change in a conversation on the reporter is told, and says it once."""
-    (first,) = sessions("/a")
+    (first,) = sessions("/a", tokens=600)
     server = start_llama("dense", "-np", "1")
     async with running(server) as proxied:
         for turn, body in enumerate(turns(first, 6)):
