@@ -32,6 +32,7 @@ from proxy.demo.sessions import session
 
 CONTEXT = 32768
 PREFIXES = (2000, 8000, 20000)
+PATIENT = ("--max-silence", "600")  # on a slow machine, too, the prefix is saved before anything is measured
 AWAY_S = 1.2  # a server with a real model is away for longer; the proxy doesn't ask again within a second of an answer
 TOOLS_TOKENS = 850  # what the tools add to the stable text
 
@@ -87,7 +88,7 @@ def _measured(
             tell("cold")
             cold = [_first(llama, llama.base_url, prefix_tokens, number) for number in range(rounds)]
             yield _median(server, prefix_tokens, "cold", cold, 0)
-            with served("PERSIST=1", llama, home, home / "slots") as at:
+            with served("PERSIST=1", llama, home, home / "slots", *PATIENT) as at:
                 tell("saving")
                 _first(llama, at.base_url, prefix_tokens, rounds)
                 for how in ("cached", "dropped"):

@@ -38,8 +38,8 @@ class Served:
 
 
 @contextmanager
-def served(way: str, server: LlamaServer, home: Path, slots: Path) -> Iterator[Served]:
-    """Go this way to a running server."""
+def served(way: str, server: LlamaServer, home: Path, slots: Path, *flags: str) -> Iterator[Served]:
+    """Go this way to a running server; `flags` are for our proxy."""
     if way == "direct":
         yield Served(server.base_url)
     elif way == "hearth":
@@ -47,7 +47,7 @@ def served(way: str, server: LlamaServer, home: Path, slots: Path) -> Iterator[S
             yield Served(base_url)
     else:
         persist = ("--persist", "1", "--slot-dir", str(slots)) if way == "PERSIST=1" else ()
-        with ProxyProcess(server.base_url, home, *persist) as proxy:
+        with ProxyProcess(server.base_url, home, *persist, *flags) as proxy:
             yield Served(proxy.base_url, lambda: _lines(proxy.log_path))
 
 
