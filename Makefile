@@ -2,9 +2,8 @@
 #
 #   make demo          the same sessions directly and through the proxy, in a table
 #   make test          the tests, with a real llama-server; ARGS="-k name" and so on go to pytest
-#   make test-long     more of the same tests: every fault of every call (by name only)
+#   make test-long     more of the same tests: every fault of every call, sub-agents at once (by name only)
 #   make test-pi       the real Pi through the proxy (installs it from npm)
-#   make test-crowd    fifty clients at once (by name only)
 #   make test-newer    the tests with a newer llama-server (compiles it, some ten minutes the first time)
 #   make bench-prefill what conversations cost in prompt tokens, directly and proxied (ARGS=--short; all: hours)
 #   make bench-restart time to the first token after a restart of the server
@@ -21,7 +20,7 @@ PIP := $(RUN) -m pip --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-crowd test-pi test-newer bench-prefill bench-restart soak lint clean
+.PHONY: help demo test test-long test-pi test-newer bench-prefill bench-restart soak lint clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -31,10 +30,6 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(RUN) -m pytest $(ARGS)
-
-# Fifty clients at four slots: too much beside other work, and its dense half is known to fail (see CHANGELOG).
-test-crowd: $(VENV)/.test
-	$(RUN) -m pytest -o addopts="-q --import-mode=importlib" tests/load/test_crowd.py tests/bench/test_short_traces.py $(ARGS)
 
 test-long: $(VENV)/.test
 	$(RUN) -m pytest -m long $(ARGS)
