@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from proxy.checkpoints.index import INDEX_NAME, LOCK_NAME, Index
-from proxy.checkpoints.record import Checkpoint
 from tests.checkpoints.index_directory import NOW, directory, written
 from tests.checkpoints.state_files import KEY, OTHER_KEY, checkpoint
 
@@ -107,12 +106,6 @@ def _hold(
     _index = Index.open(directory, NOW)
     ready.set()
     stop.wait()
-
-
-def _known(index: Index, key: str) -> Checkpoint:
-    record = index.get(key)
-    assert record is not None
-    return record
 
 
 def test_a_fingerprint_points_at_its_last_checkpoint(closing: list[Index], directory: Path) -> None:
