@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from proxy.checkpoints.cleanup import (
     DAY_S,
+    TEMPORARY_LIFETIME_S,
     FileSeen,
     Limits,
     plan_cleanup,
@@ -59,7 +60,7 @@ uses = st.dictionaries(st.sampled_from(KEYS), times)
 
 @given(directories, uses, situations)
 def test_never_anything_that_must_stay(files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]) -> None:
-    """No foreign name, no link, nothing current or in use, each file once."""
+    """No foreign name, no link, nothing current, in use or just being saved, each file once."""
     gone = plan_cleanup(files, last_used, **how)
     assert len(set(gone)) == len(gone)
     for file in gone:
@@ -68,6 +69,9 @@ def test_never_anything_that_must_stay(files: list[FileSeen], last_used: dict[st
         assert file in files
         assert (file.is_regular, file.links) == (True, 1)
         assert own.kind is FileKind.BAD or own.key not in how["current"] | how["in_use"]
+        written = max(other.mtime for other in files if main_name(other.name) == main_name(file.name))
+        is_young = written >= how["now"] - TEMPORARY_LIFETIME_S
+        assert not (own.kind is FileKind.TEMPORARY and own.pid in how["live_pids"] and is_young)
 
 
 @given(directories, uses, situations)
