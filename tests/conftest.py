@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import blockbuster.blockbuster
+import hypothesis
 import pytest
 
 import proxy.demo
 from proxy.demo.models import Kind, model_path
 from proxy.demo.servers import LlamaServer, NoServerError, ServerBinary, find_server
+
+# How long one example takes says more of what else the machine does.
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:

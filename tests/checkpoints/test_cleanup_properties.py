@@ -7,19 +7,18 @@ from hypothesis import strategies as st
 
 from proxy.checkpoints.cleanup import (
     DAY_S,
+    TEMPORARY_LIFETIME_S,
     FileSeen,
     Limits,
     plan_cleanup,
 )
 from proxy.checkpoints.key import FileKind, bad_name, companion_name, final_name, main_name, parse_name, temporary_name
 
-NOW = 1_000 * DAY_S
-
-
 KEYS = [f"{number:016x}" for number in range(8)]
 
 
-times = st.floats(0, 2 * NOW)
+# Few days and small sizes, so that limits are met exactly, and missed by one.
+times = st.integers(0, 40).map(lambda days: days * DAY_S)
 
 
 main_names = st.one_of(
@@ -35,7 +34,7 @@ names = main_names | main_names.map(companion_name) | st.sampled_from(["theirs.b
 seen_files = st.builds(
     FileSeen,
     names,
-    st.integers(0, 1000),
+    st.integers(0, 5),
     times,
     links=st.sampled_from([1, 1, 1, 2]),
     is_regular=st.sampled_from([True] * 5 + [False]),
@@ -48,7 +47,7 @@ directories = st.lists(seen_files, max_size=20, unique_by=lambda file: file.name
 situations = st.fixed_dictionaries(
     {
         "now": times,
-        "limits": st.builds(Limits, st.floats(0, 100), st.integers(0, 4), st.integers(0, 3000)),
+        "limits": st.builds(Limits, st.integers(0, 20).map(float), st.integers(0, 4), st.integers(0, 15)),
         "current": st.sets(st.sampled_from(KEYS), max_size=2),
         "in_use": st.sets(st.sampled_from(KEYS), max_size=2),
         "live_pids": st.sets(st.integers(0, 5)),
@@ -61,7 +60,7 @@ uses = st.dictionaries(st.sampled_from(KEYS), times)
 
 @given(directories, uses, situations)
 def test_never_anything_that_must_stay(files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]) -> None:
-    """No foreign name, no link, nothing current or in use, each file once."""
+    """No foreign name, no link, nothing current, in use or just being saved, each file once."""
     gone = plan_cleanup(files, last_used, **how)
     assert len(set(gone)) == len(gone)
     for file in gone:
@@ -70,6 +69,9 @@ def test_never_anything_that_must_stay(files: list[FileSeen], last_used: dict[st
         assert file in files
         assert (file.is_regular, file.links) == (True, 1)
         assert own.kind is FileKind.BAD or own.key not in how["current"] | how["in_use"]
+        written = max(other.mtime for other in files if main_name(other.name) == main_name(file.name))
+        is_young = written >= how["now"] - TEMPORARY_LIFETIME_S
+        assert not (own.kind is FileKind.TEMPORARY and own.pid in how["live_pids"] and is_young)
 
 
 @given(directories, uses, situations)
@@ -146,6 +148,27 @@ def test_of_the_old_the_most_recent_few_stay_and_no_more(
             assert limits.keep_recent <= sum(used[name] >= used[file.name] for name in left)
     old = [file for file in files if file.name in left and used[file.name] < how["now"] - limits.ttl_days * DAY_S]
     assert limits.keep_recent >= sum(not _must_stay(file, files, how) for file in old)
+
+
+@given(directories, uses, situations)
+def test_over_the_size_limit_the_oldest_go_first(
+    files: list[FileSeen], last_used: dict[str, float], how: dict[str, Any]
+) -> None:
+    """No checkpoint goes that was used later than one that stays though it might go; the useless goes before all."""
+    limits = Limits(1000.0, 0, how["limits"].max_bytes)
+    gone = plan_cleanup(files, last_used, **(how | {"limits": limits}))
+    free = [file for file in files if parse_name(file.name) and file not in gone and not _must_stay(file, files, how)]
+    for file in filter(_is_checkpoint, gone):
+        assert all(_is_checkpoint(other) or _is_part(other, files) for other in free)
+        used = _used_at(file, files, last_used)
+        assert all(used <= _used_at(other, files, last_used) for other in filter(_is_checkpoint, free))
+
+
+def _is_part(file: FileSeen, files: list[FileSeen]) -> bool:
+    """A companion beside its state file, or a file being written."""
+    own = parse_name(file.name)
+    has_main = main_name(file.name) != file.name and any(other.name == main_name(file.name) for other in files)
+    return own is not None and (own.kind is FileKind.TEMPORARY or (own.kind is FileKind.FINAL and has_main))
 
 
 def _is_checkpoint(file: FileSeen) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.checkpoints.index_file import write_index
+from proxy.serving.lifecycle import Lifecycle
 from proxy.serving.store import Store
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
@@ -38,6 +39,18 @@ pytestmark = pytest.mark.usefixtures("unwatched")
 def looking(proxied: Running) -> "asyncio.Task[None]":
     """The idle proxy looks at its server."""
     return asyncio.ensure_future(proxied.proxy.engine.lifecycle.look())
+
+
+def noticed(lifecycle: Lifecycle, patch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when a request has come that way is made for."""
+    came, make_way = asyncio.Event(), lifecycle.make_way
+
+    def notice() -> None:
+        make_way()
+        came.set()
+
+    patch.setattr(lifecycle, "make_way", notice)
+    return came
 
 
 @setups
@@ -84,6 +97,32 @@ async def test_without_its_tokens_a_file_that_can_not_be_seen_waits_for_its_requ
         assert ["restore"] == proxied.sources
 
 
+async def test_for_a_request_that_comes_while_the_server_is_met_nothing_else_is_restored(
+    start_llama: StartLlama, place: Place, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the probe, and then it is its own prefix that counts."""
+    server, _ = await started(start_llama, place, DENSE)
+    async with place.proxy(server) as proxied:
+        reached, go_on, engine = asyncio.Event(), asyncio.Event(), proxied.proxy.engine
+        probe = engine.acquaintance.probe
+
+        async def slow(auth: Any) -> None:
+            reached.set()
+            await go_on.wait()
+            await probe(auth)
+
+        monkeypatch.setattr(engine.acquaintance, "probe", slow)
+        before, look = calls.restores, looking(proxied)
+        await reached.wait()
+        came = noticed(engine.lifecycle, monkeypatch)
+        asking = asyncio.ensure_future(proxied.ask(sessions("/other", seed=2, tokens=TOKENS)[0]))
+        await came.wait()
+        go_on.set()
+        await asking
+        await look
+        assert (["warm-up"], 1) == (proxied.sources, calls.restores - before)  # the probe's
+
+
 async def test_a_request_that_comes_before_the_server_reads_the_file_ends_the_restore(
     start_llama: StartLlama, place: Place, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,13 +158,7 @@ async def test_a_request_that_comes_while_the_server_reads_finds_the_prefix(
         relay.stop_at = (0, "before")
         look = looking(proxied)
         await relay.arrive()
-        came, make_way = asyncio.Event(), proxied.proxy.engine.lifecycle.make_way
-
-        def notice() -> None:
-            make_way()
-            came.set()
-
-        monkeypatch.setattr(proxied.proxy.engine.lifecycle, "make_way", notice)
+        came = noticed(proxied.proxy.engine.lifecycle, monkeypatch)
         asking = asyncio.ensure_future(proxied.ask(NEW))
         await came.wait()
         assert not (await asyncio.wait({asking}, timeout=0.3))[0]
