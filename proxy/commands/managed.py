@@ -99,8 +99,7 @@ class Managed:
         """End it, in an orderly way if it can."""
         if self._keeping is not None:
             self._keeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._keeping
+            await asyncio.wait({self._keeping})
         process = self._process
         if process is None or process.returncode is not None:
             return

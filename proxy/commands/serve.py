@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 from pathlib import Path
 
@@ -72,28 +73,35 @@ async def _run(settings: Settings, hint: str, server: managed.Managed | None) ->
     except OSError as error:
         await proxy.close()
         raise PrefixCacheError(cannot_listen(error, settings.host, settings.port)) from error
-    where = f"listening on http://{settings.host}:{proxy.port}/v1, upstream {proxy.upstream.address}"
-    log.info("listening", line=where, host=settings.host, port=proxy.port)
+    meanwhile = [asyncio.create_task(notify.stay_alive())]
+    async with AsyncExitStack() as ending:  # from the last line to the first, whatever fails on the way
+        ending.callback(log.info, "stopped")
+        if server is not None:
+            ending.push_async_callback(server.stop)
+        ending.callback(lambda: [task.cancel() for task in meanwhile])
+        ending.push_async_callback(proxy.close, settings.drain_timeout)
+        _say_what_it_will_do(proxy, settings)
+        if server is not None:
+            server.start()
+        else:
+            meanwhile.append(asyncio.create_task(_say_what_is_there(proxy, hint)))
+        notify.tell("READY=1", f"STATUS={_where(proxy, settings)}")
+        await told.wait()
+        notify.tell("STOPPING=1", "STATUS=running answers may end")
+        log.info("stopping", line=f"stopping: running answers have {settings.drain_timeout:g} s")
+    return 0
+
+
+def _where(proxy: Proxy, settings: Settings) -> str:
+    return f"listening on http://{settings.host}:{proxy.port}/v1, upstream {proxy.upstream.address}"
+
+
+def _say_what_it_will_do(proxy: Proxy, settings: Settings) -> None:
+    log.info("listening", line=_where(proxy, settings), host=settings.host, port=proxy.port)
     if proxy.admin.port:
         page = f"status page and metrics on http://{settings.admin_host}:{proxy.admin.port}/"
         log.info("admin", line=page, host=settings.admin_host, port=proxy.admin.port)
     log.info("intent", line=intent(settings), persist=settings.persist, observe_only=settings.observe_only)
-    meanwhile = [asyncio.create_task(notify.stay_alive())]
-    if server is not None:
-        server.start()
-    else:
-        meanwhile.append(asyncio.create_task(_say_what_is_there(proxy, hint)))
-    notify.tell("READY=1", f"STATUS={where}")
-    await told.wait()
-    notify.tell("STOPPING=1", "STATUS=running answers may end")
-    log.info("stopping", line=f"stopping: running answers have {settings.drain_timeout:g} s")
-    await proxy.close(settings.drain_timeout)
-    for task in meanwhile:
-        task.cancel()
-    if server is not None:
-        await server.stop()
-    log.info("stopped")
-    return 0
 
 
 def _told_to_stop() -> asyncio.Event:

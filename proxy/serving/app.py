@@ -5,6 +5,7 @@ slot makes the engine forget what it believed.
 """
 
 import asyncio
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 from urllib.parse import unquote
 
@@ -94,18 +95,19 @@ class Proxy:
         await self._admin.open()
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Stop listening, let answers end within the limit, stop."""
+        """Stop listening, let answers end within the limit, stop; all of it, whatever fails on the way."""
         if self._engines is not None:
             self._engines.wind_down()
-        if self._listener is not None:
-            await self._listener.close(drain_s)
-        if self._admin is not None:
-            await self._admin.close()
-        if self._engines is not None:
-            await self._engines.close()
-        if self._control is not None:
-            await self._control.close()
-        await self.forwarder.close()
+        async with AsyncExitStack() as ending:  # from the last line to the first
+            ending.push_async_callback(self.forwarder.close)
+            if self._control is not None:
+                ending.push_async_callback(self._control.close)
+            if self._engines is not None:
+                ending.push_async_callback(self._engines.close)
+            if self._admin is not None:
+                ending.push_async_callback(self._admin.close)
+            if self._listener is not None:
+                ending.push_async_callback(self._listener.close, drain_s)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request."""

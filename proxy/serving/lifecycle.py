@@ -8,20 +8,19 @@ sleeping server nor keeps it awake. Uses the configured key, since no client ask
 import asyncio
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
 
 from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.identity import process
 from proxy.serving.acquaintance import Acquaintance
-from proxy.serving.context import Context, PlanAgain, PlanBroken
+from proxy.serving.context import Context, PlanAgain
 from proxy.serving.executor import Executor
 from proxy.serving.model import ExactPrefix
 from proxy.serving.recall import latest_checkpoint
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit
 from proxy.slots.holding import Holding, Need, Nothing, Prefix
-from proxy.slots.plan import Copy, Plan, Restore, Save, Source, Warm
+from proxy.slots.plan import Copy, Plan, Restore, Save, Source, Warm, nothing
 
 WATCH_S = 5.0
 """How often an idle proxy looks whether the server is another one."""
@@ -66,12 +65,12 @@ class Lifecycle:
             self._watching = self._context.spawn(self._watch())
 
     async def stop(self) -> None:
-        """End everything that runs here."""
-        for task in (self._watching, self._building):
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        """End everything that runs here; how it ended is nothing to whoever stops it."""
+        running = [task for task in (self._watching, self._building) if task is not None]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
     def make_way(self) -> None:
         """A request has come: what can be ended is ended."""
@@ -81,9 +80,13 @@ class Lifecycle:
     async def _watch(self) -> None:
         self._context.tidy_up()
         while True:
-            with suppress(ControlFailed, PlanAgain, PlanBroken):
+            try:
                 await self.look()
-            await self._context.store.flush_when_due()
+                await self._context.store.flush_when_due()
+            except ControlFailed:
+                pass  # a server that is away is looked for again
+            except Exception as error:  # one look that went wrong is not the last one
+                self._context.report.bug(error)
             await asyncio.sleep(WATCH_S)
 
     async def look(self) -> None:
@@ -127,11 +130,16 @@ class Lifecycle:
             turn.give_back(self._holder)
 
     async def _carry_out(self, ticket: Ticket) -> None:
-        """The turn is the ticket's meanwhile: what the server is at when a request comes keeps it to its end."""
+        """The turn is the ticket's meanwhile: what the server is at when a request comes keeps it to its end.
+
+        Where that comes to nothing (a file that is not fit, say) the request that needs it makes another plan.
+        """
         turn = self._context.model.turn
         turn.hand_over(self._holder, ticket)
         try:
             await self._executor.carry_out(ticket)
+        except PlanAgain as error:
+            ticket.plan = nothing(str(error) or "not_possible_now")
         finally:
             turn.hand_over(ticket, self._holder)
 

@@ -155,3 +155,28 @@ async def test_no_save_begins_after_term(start_llama: StartLlama, tmp_path: Path
     assert answer.data.rstrip().endswith(b"data: [DONE]")
     assert [] == served.said("saved")
     assert [] == [file.name for file in slots.iterdir()]
+
+
+async def test_a_checkpoint_that_fails_at_the_start_changes_nothing_about_the_end(
+    start_llama: StartLlama, tmp_path: Path
+) -> None:
+    """The latest file is of a server with other flags: said, and SIGTERM still ends with 0 and `stopped`."""
+    slots = tmp_path / "slots"
+    slots.mkdir()
+    flags = ("--persist", "--slot-dir", str(slots))
+    server = start_llama("dense", "-np", "1", "--slot-save-path", f"{slots}/")
+    with Served(server.base_url, tmp_path, *flags) as served:
+        served.until("listening")
+        async with talking() as client:
+            await ask(client, served.base_url, _body("/projects/a", n_tokens=4))
+        await asyncio.to_thread(served.until, "saved")
+        served.tell()
+        assert 0 == await asyncio.to_thread(served.ended)
+    server.kill()
+    server.start("-np", "2")
+    with Served(server.base_url, tmp_path, *flags) as served:
+        assert "restore_failed" == (await asyncio.to_thread(served.until, "trouble"))["reason"]
+        served.tell()
+        status = await asyncio.to_thread(served.ended)
+    assert (0, 1) == (status, len(served.said("stopped")))
+    assert [] == served.said("text") + served.said("bug")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.checkpoints.index_file import write_index
+from proxy.serving import lifecycle
 from proxy.serving.lifecycle import Lifecycle
 from proxy.serving.store import Store
 from tests.conftest import StartLlama
@@ -176,11 +177,11 @@ async def test_nothing_is_restored_into_a_server_that_only_slept(start_llama: St
     server = place.start(start_llama, DENSE, "--sleep-idle-seconds", "1")
     async with place.proxy(server) as proxied:
         await proxied.ask(sessions("/old", tokens=TOKENS)[0])
-        model, lifecycle = proxied.proxy.engine.model, proxied.proxy.engine.lifecycle
+        model, watch = proxied.proxy.engine.model, proxied.proxy.engine.lifecycle
         while not (await ask_server(server, "/props"))["is_sleeping"]:
             model.last_answer = -math.inf
-            await lifecycle.look()
-        await lifecycle.look()
+            await watch.look()
+        await watch.look()
         assert (await ask_server(server, "/props"))["is_sleeping"]
         answer = await proxied.ask(NEW)
         assert proxied.prefix.n_tokens <= answer.reused
@@ -220,3 +221,45 @@ async def test_a_file_that_holds_other_tokens_than_its_name_says_is_not_recalled
         assert 1 == calls.restores - before  # the probe's
         await proxied.ask(NEW)
         assert ["warm-up"] == proxied.sources
+
+
+async def test_a_damaged_file_is_put_aside_and_nothing_else_comes_of_it(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """The prefix used last can't be given back: the request that needs it builds it, and the end is an orderly one."""
+    server, _ = await started(start_llama, place, DENSE)
+    damaged = bytearray(place.checkpoint.read_bytes())
+    damaged[-100:] = b"\xff" * 100
+    place.checkpoint.write_bytes(damaged)
+    before = calls.restores
+    async with place.proxy(server) as proxied:
+        await looking(proxied)
+        assert 1 == calls.restores - before  # the probe's
+        await proxied.proxy.engine.lifecycle.stop()
+        await proxied.ask(NEW)
+        assert ["warm-up"] == proxied.sources
+
+
+async def test_one_look_that_goes_wrong_is_not_the_last(
+    start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of ours in the watch over the server is told, and the next look is as good as ever."""
+    server, _ = await started(start_llama, place, DENSE)
+    monkeypatch.setattr(lifecycle, "WATCH_S", 0.01)
+    looks, second = 0, asyncio.Event()
+
+    async def look(_: Lifecycle) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise KeyError(looks)
+        second.set()
+
+    monkeypatch.setattr(Lifecycle, "look", look)
+    async with place.proxy(server) as proxied:
+        watching = asyncio.ensure_future(proxied.proxy.engine.lifecycle._watch())
+        async with asyncio.timeout(5.0):
+            await second.wait()
+        watching.cancel()
+        assert [KeyError] == [type(bug) for bug in proxied.heard.bugs]
+        proxied.heard.bugs.clear()
