@@ -20,6 +20,7 @@ from proxy.commands.setting_checks import settings_checks
 from proxy.commands.trials import Trials, able_checks, directory_check, exactness, same_directory, template_check
 from proxy.llama.client import LlamaClient
 from proxy.llama.upstream import Upstream
+from proxy.serving.acquaintance import NOT_PROBED, RESTART_ONCE
 from proxy.serving.app import control_session
 from proxy.settings import Settings
 from proxy.slots.capabilities import Capabilities
@@ -108,9 +109,17 @@ async def _as_the_proxy_says(met: Met, settings: Settings, proxy: Mapping[str, A
     if persists and not disk["may_delete"]:
         words = "the running proxy neither saves nor deletes: its DIR is another proxy's, or can't be used"
         found.append(wrong("index", words, "give each proxy a DIR of its own; its log says why"))
-    found += able_checks(Capabilities(**{name: server[name] for name in names}), persists=persists)
+    found += able_checks(
+        Capabilities(**{name: server[name] for name in names}), persists=persists, unknown=_unknown(proxy)
+    )
     found.append(await template_check(met) or exactness(is_exact=server.get("renders_exactly")))
     return [*found, *_advised(proxy)]
+
+
+def _unknown(proxy: Mapping[str, Any]) -> Finding | None:
+    """The proxy does not know what the server can do, and won't find out by itself."""
+    is_so = any(one["reason"] == "not_probed" for one in proxy["advice"])
+    return advice("probe", NOT_PROBED, RESTART_ONCE) if is_so else None
 
 
 def _advised(proxy: Mapping[str, Any]) -> Iterator[Finding]:

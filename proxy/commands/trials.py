@@ -35,6 +35,11 @@ TRY_S = 20.0
 PROBE_KEY = "0" * 16
 MANY = 30
 ASK_AGAIN = "ask again beside the running proxy, or right after llama-server's start"
+TOO_SLOW = advice(
+    "probe",
+    "what the server can do is not known: 96 tokens take it too long for more questions",
+    "nothing; the proxy learns from requests. If it was busy with other work, ask again",
+)
 _serials = itertools.count(1)
 YES_NO = {True: "yes", False: "no", None: "not known"}
 
@@ -121,7 +126,7 @@ class Trials:
             if name is not None and settings.slot_dir is not None:
                 with suppress(OSError):
                     await asyncio.to_thread(slot_directory.discard, settings.slot_dir / name)
-        return [*able_checks(found.able, persists=settings.persist)]
+        return [*able_checks(found.able, persists=settings.persist, unknown=TOO_SLOW)]
 
     async def _reuses(self) -> Finding:
         """Whether a prompt that came before is reused though the request doesn't ask for it, as clients' don't."""
@@ -159,8 +164,11 @@ class Trials:
                 await self.met.client.erase(look.slot, self.met.auth, self.settings.erase_timeout)
 
 
-def able_checks(able: Capabilities, *, persists: bool) -> Iterator[Finding]:
-    """What a probe has found, the doctor's or the running proxy's."""
+def able_checks(able: Capabilities, *, persists: bool, unknown: Finding | None = None) -> Iterator[Finding]:
+    """What a probe has found, the doctor's or the running proxy's; `unknown` is said where there was none."""
+    if able.rolls_back is None and unknown is not None:
+        yield unknown
+        return
     yield ok("roll back", f"{YES_NO[able.rolls_back]}{_ROLLS_BACK[able.rolls_back]}")
     if able.keeps_copies is False:
         words = "no: a conversation that loses its slot is lost, and prefilled again"

@@ -31,6 +31,8 @@ class Process:
     is_sleeping: bool
     is_router: bool = False
     """It has no slots of its own, but passes requests to a process for each model."""
+    has_own_marker: bool = False
+    """The marker is of this process alone; else another one with the same model and build has it too."""
 
 
 def process(props: Mapping[str, Any]) -> Process:
@@ -39,14 +41,16 @@ def process(props: Mapping[str, Any]) -> Process:
     n_ctx = settings.get("n_ctx") if isinstance(settings, dict) else 0
     slots = props.get("total_slots")
     path, build = _text(props.get("model_path")), _text(props.get("build_info"))
+    marker = _text(props.get("media_marker"))
     return Process(
-        marker=_text(props.get("media_marker")) or f"{path}|{slots}|{build}",
+        marker=marker or f"{path}|{slots}|{build}",
         total_slots=slots if isinstance(slots, int) and 0 < slots <= MOST_SLOTS else 1,
         n_ctx=n_ctx if isinstance(n_ctx, int) else 0,
         model_path=path,
         build=build,
         is_sleeping=props.get("is_sleeping") is True,
         is_router=props.get("role") == "router",
+        has_own_marker=bool(marker),
     )
 
 

@@ -19,6 +19,7 @@ from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
 from proxy.llama.probe import probe
 from proxy.serving.adapters import adapters
 from proxy.serving.context import Context
+from proxy.serving.known_servers import Found, keep, recall
 from proxy.serving.looked_over import is_as_left
 from proxy.slots.holding import Nothing, Prefix
 from proxy.slots.ledger import Look
@@ -32,6 +33,11 @@ GONE = (0, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_REQUEST)
 """No answer, one that loads, a router that has put this model out."""
 PROBE_S = 10.0
 PROBE_KEY = "0" * 16
+NOT_PROBED = (
+    "what the server can do is not known, as its slots were in use when the proxy met it: what is in them is not kept "
+    "aside for its owner's next turn"
+)
+RESTART_ONCE = "restart llama-server once while the proxy runs"
 
 
 class Acquaintance:
@@ -62,10 +68,34 @@ class Acquaintance:
         model.able = replace(found.able, format_version=version)
         model.prompt_ms_per_token = found.prompt_ms_per_token
         await self._after_probe(found.slot, auth)
+        await self._keep()
         self._context.report.probed(model.able)
         self._warn()
         if writes:
             self._advise()
+
+    async def _keep(self) -> None:
+        """For the proxy that comes after this one."""
+        model, settings = self._context.model, self._context.settings
+        if model.process is not None:
+            found = Found(model.able, model.prompt_ms_per_token, str(settings.slot_dir or ""))
+            await asyncio.to_thread(keep, settings.dir, model.process, found)
+
+    async def _take_up(self) -> None:
+        """What the proxy before this one has found out, where the slots are in use and it can't be asked again."""
+        model, settings = self._context.model, self._context.settings
+        if model.wants_probe or model.process is None:
+            return
+        known = await asyncio.to_thread(recall, settings.dir, model.process)
+        if known is not None:
+            known = known.seen_from(str(settings.slot_dir or ""))
+            model.take_up(known.able, known.prompt_ms_per_token)
+            # The one before did not try what only checkpoints need.
+            model.was_probed = known.able.acts_on_slots is not None or not settings.persist
+            self._context.report.recalled(model.able)
+            self._warn()
+        elif model.able.shows_slots and not settings.observe_only:
+            self._context.report.trouble("not_probed", f"{NOT_PROBED}; {RESTART_ONCE}")
 
     def _warn(self) -> None:
         """Say once that, and why, there is nothing to do here."""
@@ -167,6 +197,7 @@ class Acquaintance:
         model.welcomed(auth)
         model.last_answer = time.monotonic()
         self._context.report.met(model)
+        await self._take_up()
 
     async def _first_looks(self, auth: Auth) -> list[Look] | None:
         """The slots of a server that was just met; None where it hides them."""

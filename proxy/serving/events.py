@@ -119,6 +119,13 @@ class Troubled:
         return self.reason.partition(":")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Eased:
+    """A trouble is over."""
+
+    reason: str
+
+
 Event = (
     Proceeded
     | Settled
@@ -134,5 +141,6 @@ Event = (
     | SlotPredicted
     | ClaimFailed
     | Troubled
+    | Eased
 )
 Listener = Callable[[Event], None]

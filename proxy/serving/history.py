@@ -17,7 +17,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from proxy.request.fingerprint import shown
-from proxy.serving.events import Event, Left, Proceeded, Settled, Troubled, WarmedUp
+from proxy.serving.events import Eased, Event, Left, Proceeded, Settled, Troubled, WarmedUp
 from proxy.serving.ticket import Ticket
 from proxy.slots.plan import Source
 
@@ -144,6 +144,8 @@ class History:
                 self.today.warm_up_tokens += prompt_n
             case Troubled():
                 self._advise(event)
+            case Eased(reason):
+                self.advice.pop(reason, None)
         self.touch()
 
     @property

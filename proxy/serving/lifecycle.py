@@ -136,10 +136,11 @@ class Lifecycle:
         """
         turn = self._context.model.turn
         turn.hand_over(self._holder, ticket)
+        ticket.n_ended = self._context.model.ledger.n_ended
         try:
             await self._executor.carry_out(ticket)
         except PlanAgain as error:
-            ticket.plan = nothing(str(error) or "not_possible_now")
+            ticket.plan = nothing(str(error))
         finally:
             turn.hand_over(ticket, self._holder)
 

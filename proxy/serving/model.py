@@ -10,7 +10,7 @@ import secrets
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 
 from proxy.llama.client import LlamaClient
@@ -119,6 +119,13 @@ class Model:
         self.failed_claims = self.failed_resumes = 0
         self.gate.resize(process.total_slots)
         self._known_keys.clear()
+
+    def take_up(self, able: Capabilities, prompt_ms_per_token: float) -> None:
+        """What this very process was found to do before; how it is used now is another matter."""
+        now = self.able
+        self.able = replace(able, total_slots=now.total_slots, n_ctx=now.n_ctx, shows_slots=now.shows_slots)
+        self.prompt_ms_per_token = prompt_ms_per_token
+        self.was_probed = True
 
     def remember(self, rendering: str, prefix: ExactPrefix) -> None:
         """Keep an exact prefix; the least recently used go."""

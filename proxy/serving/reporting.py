@@ -17,6 +17,7 @@ from proxy.serving.events import (
     CheckpointUnfit,
     CheckpointVerified,
     ClaimFailed,
+    Eased,
     Event,
     Left,
     Listener,
@@ -137,9 +138,13 @@ class Reporter:
 
     def probed(self, able: Capabilities) -> None:
         """The server was probed."""
-        told = {"rolls_back": able.rolls_back, "restores": able.restores, "keeps_copies": able.keeps_copies}
-        words = ", ".join(f"{name.replace('_', ' ')}: {_YES_NO[value]}" for name, value in told.items())
-        log.info("probed", line=f"server probed: {words}", **told, acts_on_slots=able.acts_on_slots)
+        self.eased("not_probed")
+        log.info("probed", line=f"server probed: {_can(able)}", **_three(able), acts_on_slots=able.acts_on_slots)
+
+    def recalled(self, able: Capabilities) -> None:
+        """What the server can do is known from an earlier run."""
+        self.eased("not_probed")
+        log.info("recalled", line=f"server known from before: {_can(able)}", **_three(able))
 
     def proceeding(self, ticket: Ticket) -> None:
         """The request is forwarded now."""
@@ -225,6 +230,11 @@ class Reporter:
             more = f" ({held_back} more since)" if held_back else ""
             log.warning("trouble", line=f"{words}{more}", reason=reason, held_back=held_back)
 
+    def eased(self, reason: str) -> None:
+        """A trouble is over: it is no advice any more, and is said again if it comes again."""
+        self._tell(Eased(reason))
+        self._said.forget(reason)
+
     def bug(self, error: BaseException) -> None:
         """An error of ours, whose request went on all the same."""
         words = f"unexpected {type(error).__name__}; requests go on unprepared"
@@ -232,6 +242,14 @@ class Reporter:
         held_back = self._said.due(f"bug:{type(error).__name__}", time.monotonic())
         if held_back is not None:
             log.error("bug", line=words, exc_info=error)
+
+
+def _three(able: Capabilities) -> dict[str, bool | None]:
+    return {"rolls_back": able.rolls_back, "restores": able.restores, "keeps_copies": able.keeps_copies}
+
+
+def _can(able: Capabilities) -> str:
+    return ", ".join(f"{name.replace('_', ' ')}: {_YES_NO[value]}" for name, value in _three(able).items())
 
 
 _YES_NO = {True: "yes", False: "no", None: "not known"}

@@ -496,6 +496,19 @@ async def test_beside_a_proxy_its_findings_are_taken(build: Any, terminal: Termi
     assert files == sorted(found.slots.iterdir())
 
 
+async def test_beside_a_proxy_that_found_the_server_in_use(build: Any, terminal: Terminal) -> None:
+    """What the server can do nobody could try: that is said, and how it comes to be known."""
+    found = build()
+    await ask_server(found.server, "/completion", {"prompt": list(range(300, 400)), "n_predict": 0})
+    settings = {"persist": True, "slot_dir": found.slots, "dir": found.home / "index"}
+    async with administered(found.server, **settings) as proxy:
+        await proxy.ask(sessions("/a", tokens=600)[0])
+        await proxy.ask(sessions("/b", tokens=600)[0])
+        given = flags(found.settings(admin_port=proxy.proxy.admin.port))
+        verdict = Verdict(await terminal.beside("doctor", "--json", *given))
+    check(verdict, "probe", "advice", "not known", "restart llama-server once while the proxy runs")
+
+
 async def test_beside_a_proxy_its_faults_are_told(build: Any, terminal: Terminal, tmp_path: Path) -> None:
     """One that may not save, and whose SLOT_DIR is not the server's."""
     found = build()
@@ -504,6 +517,7 @@ async def test_beside_a_proxy_its_faults_are_told(build: Any, terminal: Terminal
     settings = {"persist": True, "slot_dir": tmp_path / "other", "dir": tmp_path / "index"}
     try:
         async with administered(found.server, **settings) as proxy:
+            await proxy.ask(sessions("/a", tokens=600)[0])
             proxy.proxy.engine.store.shelf.is_blind = True
             given = flags(found.settings(admin_port=proxy.proxy.admin.port, slot_dir=tmp_path / "other"))
             verdict = Verdict(await terminal.beside("doctor", "--json", *given))

@@ -19,7 +19,7 @@ PROPS = {
     "default_generation_settings": {"n_ctx": 4096},
     "is_sleeping": True,
 }
-TOLD = Process("<m1>", 4, 4096, "/models/a.gguf", "b1-x", is_sleeping=True)
+TOLD = Process("<m1>", 4, 4096, "/models/a.gguf", "b1-x", is_sleeping=True, has_own_marker=True)
 MODELS = {"data": [{"id": "a", "created": 5, "meta": {"size": 9, "n_params": 3}}, {"id": "b", "meta": {"size": 8}}]}
 
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -157,7 +159,15 @@ class Running:
 async def running(server: LlamaServer | str, **settings: Any) -> AsyncIterator[Running]:
     """The proxy in front of a server while the block runs; whatever bug it met fails the block."""
     base_url = server if isinstance(server, str) else server.base_url
-    proxy = Proxy(Settings(_env_file=None, base_url=base_url, port=0, admin_port=None, **settings))  # type: ignore[call-arg]
+    with TemporaryDirectory() as home:
+        own = {"dir": Path(home) / "index", "port": 0, "admin_port": None, **settings}
+        async with _running(Settings(_env_file=None, base_url=base_url, **own)) as proxied:  # type: ignore[call-arg]
+            yield proxied
+
+
+@asynccontextmanager
+async def _running(settings: Settings) -> AsyncIterator[Running]:
+    proxy = Proxy(settings)
     heard = proxy.reporter = Recorder()
     try:
         await proxy.start()

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
@@ -49,8 +50,15 @@ class Administered(Running):
 async def administered(server: LlamaServer | str, **settings: Any) -> AsyncIterator[Administered]:
     """The proxy in front of a server, with an admin listener, while the block runs."""
     base_url = server if isinstance(server, str) else server.base_url
-    where = {"base_url": base_url, "port": 0, "admin_port": 0}
-    proxy = Proxy(Settings(_env_file=None, **{**where, **settings}))  # type: ignore[call-arg]
+    with TemporaryDirectory() as home:
+        own = {"base_url": base_url, "port": 0, "admin_port": 0, "dir": Path(home) / "index", **settings}
+        async with _administered(Settings(_env_file=None, **own)) as proxied:  # type: ignore[call-arg]
+            yield proxied
+
+
+@asynccontextmanager
+async def _administered(settings: Settings) -> AsyncIterator[Administered]:
+    proxy = Proxy(settings)
     heard = proxy.reporter = Recorder()
     try:
         await proxy.start()

@@ -96,7 +96,7 @@ async def test_neither_a_sentence_nor_a_key_is_found_anywhere(
 
 
 async def test_an_error_of_ours_tells_its_place_and_not_its_words(
-    start_llama: StartLlama, log: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    start_llama: StartLlama, log: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An exception whose message quotes the request: the request is served, the log has the type and the lines."""
 
@@ -105,7 +105,8 @@ async def test_an_error_of_ours_tells_its_place_and_not_its_words(
 
     monkeypatch.setattr(Needs, "of", fail)
     server = start_llama("dense", "--api-key", KEY)
-    proxy = Proxy(Settings(_env_file=None, base_url=server.base_url, port=0, admin_port=0))  # type: ignore[call-arg]
+    where = {"base_url": server.base_url, "port": 0, "admin_port": 0, "dir": tmp_path}
+    proxy = Proxy(Settings(_env_file=None, **where))  # type: ignore[arg-type, call-arg]
     await proxy.start()
     try:
         async with talking() as client:
