@@ -20,6 +20,8 @@ from proxy.slots.plan import Source
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+REASONS = ROOT / "docs" / "reasons.md"
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/reasons.md"]
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
 
 SAYS_WHY = {"nothing", "_unprepared", "Plan", "PlanBroken", "Unreadable", "NoPrefix"}
@@ -109,9 +111,11 @@ def test_every_source_is_explained(source: Source) -> None:
 
 
 def test_every_reason_is_explained() -> None:
-    """Each has a row of its own; none is explained that can't be given any more."""
-    explained = set(re.findall(r"^\| `([a-z]+(?:_[a-z]+)+)`", section("Reading the log"), re.MULTILINE))
-    assert every_reason() == explained
+    """Each has one row of its own; none is explained that can't be given any more."""
+    explained = re.findall(r"^\| `([a-z]+(?:_[a-z]+)+)`", REASONS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert every_reason() == set(explained)
+    assert sorted(set(explained)) == sorted(explained)
+    assert "](docs/reasons.md)" in section("Reading the log")
 
 
 def test_reasons_are_found_where_they_are_given() -> None:
@@ -140,18 +144,26 @@ def test_the_targets_of_make_that_it_names_are_there() -> None:
     assert set() == {name for name in named if f"`make {name}" in "".join(documents)} - targets
 
 
-def test_links_within_lead_somewhere() -> None:
-    """Headings and files."""
-    headings = re.findall(r"^#+ (.+)$", text(), re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
-    for target in re.findall(r"\]\(([^)]+)\)", text()):
-        if target.startswith("#"):
-            assert target[1:] in anchors
-        elif "://" not in target:
-            assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_within_lead_somewhere(name: str) -> None:
+    """Headings and files, seen from where the document lies."""
+    document = ROOT / name
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = document.parent / path if path else document
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def anchors(document: Path) -> set[str]:
+    """What a document's headings can be linked by."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_no_address_that_nobody_needs(name: str) -> None:
     """No registry's host, no path of the machine that it was written on."""
     document = (ROOT / name).read_text(encoding="utf-8")

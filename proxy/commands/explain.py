@@ -15,7 +15,7 @@ from proxy.commands.admin_client import running_proxy
 from proxy.commands.arguments import write_json
 from proxy.commands.shown import age, console, plain, table
 
-SEE = "`README.md`, *Reading the log*, has a row for each reason."
+SEE = "`docs/reasons.md` has a row for each reason."
 
 
 def explain(argv: Sequence[str]) -> int:
