@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -91,7 +92,8 @@ class Bench:
         lines = {place.name: Line(place.port) for place in found}
         for place in found:
             for request, _ in scenarios.values():
-                await lines[place.name].ask(request)  # the first of its kind is another matter
+                with suppress(RuntimeError):
+                    await lines[place.name].ask(request)  # the first of its kind is another matter
         for number in range(self.rounds):
             for scenario, (request, count) in scenarios.items():
                 for place in found[number % len(found) :] + found[: number % len(found)]:
@@ -101,8 +103,15 @@ class Bench:
 
     async def _ask(self, place: Place, line: Line, scenario: str, request: bytes, count: int) -> None:
         before = place.cpu_s()
-        times = [await line.ask(request) for _ in range(count)]
-        self.figures[place.name].add(scenario, times, place.cpu_s() - before, count)
+        times: list[float] = []
+        figures = self.figures[place.name]
+        for _ in range(count):
+            try:
+                times.append(await line.ask(request))
+            except RuntimeError:
+                line.close()
+                figures.lost[scenario] = figures.lost.get(scenario, 0) + 1
+        figures.add(scenario, times, place.cpu_s() - before, count)
 
     async def _streams(self, found: list[Place]) -> None:
         bodies = [chat(1000, stream=True, folder=f"/{number}") for number in range(max(STREAMS))]

@@ -9,7 +9,7 @@ import orjson
 
 from proxy.demo.sessions import session
 
-GET = b"GET /v1/models HTTP/1.1\r\nHost: bench\r\n\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 SENT = re.compile(rb'"sent":(\d+)\}')
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 PATIENCE_S = 60.0
@@ -29,7 +29,7 @@ def chat(size: int, *, stream: bool = False, folder: str = "/a", max_tokens: int
         body["messages"] = [body["messages"][0], *said * rounds, body["messages"][1]]
     # Where the server looks for it.
     told = orjson.dumps({**{name: value for name, value in body.items() if name != "stream"}, "stream": stream})
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     return head + b"Content-Length: %d\r\n\r\n" % len(told) + told
 
 

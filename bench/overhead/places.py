@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,14 +92,18 @@ def program(name: str, home: Path, command: list[str], port: int) -> Iterator[Pl
         end(process)
 
 
+_MANY_SLOTS: set[int] = set()
+"""Ports of servers that have more than one."""
+
+
 @contextmanager
-def upstream(home: Path) -> Iterator[Place]:
+def upstream(home: Path, n_slots: int = 64) -> Iterator[Place]:
     """The server that answers at once."""
     port = free_port()
-    saves = home / "hearth"
-    saves.mkdir()
-    command = [sys.executable, "-m", "bench.overhead.upstream", str(port), str(saves)]
+    command = [sys.executable, "-m", "bench.overhead.upstream", str(port), str(home), str(n_slots)]
     with program("direct", home, command, port) as place:
+        if n_slots > 1:
+            _MANY_SLOTS.add(port)
         yield Place("direct", place.port)
 
 
@@ -135,10 +139,12 @@ ONE_AT_A_TIME = {"hearth"}
 
 @contextmanager
 def _hearth(home: Path, upstream_port: int) -> Iterator[Place]:
-    port = free_port()
-    where = ["--upstream", f"http://127.0.0.1:{upstream_port}", "--port", str(port), "--cache-dir", str(home)]
-    with program("hearth", home, [str(hearth_program()), "serve", *where], port) as place:
-        yield place
+    program_path, port = str(hearth_program()), free_port()
+    # It wants a server with a single slot, and sees for itself whether that saves to its directory.
+    with upstream(home, 1) if upstream_port in _MANY_SLOTS else nullcontext(Place("", upstream_port)) as server:
+        where = ["--upstream", f"http://127.0.0.1:{server.port}", "--port", str(port), "--cache-dir", str(home)]
+        with program("hearth", home, [program_path, "serve", *where], port) as place:
+            yield place
 
 
 WAYS = {"this proxy": _ours, "bare": _bare, "nginx": _nginx, "hearth": _hearth}
@@ -152,7 +158,7 @@ def places(home: Path, server_port: int, names: list[str]) -> Iterator[tuple[lis
         found = [Place("direct", server_port)]
         for name in names:
             at = home / name.replace(" ", "-")
-            at.mkdir(exist_ok=True)
+            at.mkdir()
             try:
                 found.append(stack.enter_context(WAYS[name](at, server_port)))
             except NotHereError as why:

@@ -18,7 +18,7 @@ import orjson
 import uvloop
 
 DIRECTORY = 2
-N_SLOTS = 64
+N_SLOTS = int(sys.argv[3]) if len(sys.argv) > 3 else 64
 PREFIX = [*range(1000, 1600)]
 REST = [5] * 999
 CHUNKS, PACE_S = 500, 0.02
