@@ -9,7 +9,8 @@ import asyncio
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,6 +33,10 @@ REQUESTS = {
 }
 REAL = {"real: chat 1 kB": (chat(1000), 10), "real: chat 20 kB": (chat(20_000), 10)}
 STREAMS = (1, 16, 64)
+DEFAULT_SLOTS = 4
+"""What a llama-server has that nobody told how many."""
+GAP_S = 0.005
+"""Nobody asks again within the same millisecond."""
 
 
 def main() -> int:
@@ -66,14 +71,22 @@ class Bench:
 
     def run(self) -> None:
         """In front of the server that answers at once."""
-        with upstream(self.home) as server, places(self.home, server.port, self.names) as (found, missing):
-            for name, why in missing.items():
-                self.console.print(f"[yellow]left out: {name}: {why}[/]")
-            self.figures = {place.name: Figures() for place in found}
+        with self._front("streams", max(STREAMS)) as found:
             asyncio.run(self._streams(found))
             for place in found:
                 self.figures[place.name].peak_mb = place.peak_mb()
+        with self._front("requests", DEFAULT_SLOTS) as found:
             asyncio.run(self._requests(found, REQUESTS))
+
+    @contextmanager
+    def _front(self, what: str, n_slots: int) -> Iterator[list[Place]]:
+        home = self.home / what
+        home.mkdir()
+        with upstream(home, n_slots) as server, places(home, server.port, self.names) as (found, missing):
+            for name, why in missing.items():
+                self.console.print(f"[yellow]left out: {name}: {why}[/]")
+            self.figures = self.figures or {place.name: Figures() for place in found}
+            yield found
 
     def run_real(self) -> None:
         """In front of a llama-server with a tiny model."""
@@ -108,6 +121,7 @@ class Bench:
         for _ in range(count):
             try:
                 times.append(await line.ask(request))
+                await asyncio.sleep(GAP_S)
             except RuntimeError:
                 line.close()
                 figures.lost[scenario] = figures.lost.get(scenario, 0) + 1

@@ -6,6 +6,7 @@ to be streamed gets a number of events at a steady pace, each of which carries t
 """
 
 import asyncio
+import itertools
 import re
 import sys
 import time
@@ -42,6 +43,8 @@ class Slots:
         self.tasks: list[int | None] = [None] * N_SLOTS
         self.busy = [False] * N_SLOTS
         self.count = 0
+        self.prompt: list[int] = []
+        """Of the last completion: all of them run in the same slot unless chats run."""
 
     def take(self) -> int:
         slot = self.busy.index(False) if False in self.busy else 0
@@ -148,7 +151,15 @@ def tokens(body: bytes) -> bytes:
 
 
 def completion(body: bytes) -> bytes:
-    told = orjson.dumps({"id_slot": N_SLOTS - 1, "timings": {**TIMINGS, "prompt_n": 1600, "cache_n": 0}})
+    prompt = orjson.loads(body)["prompt"]
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(SLOTS.prompt, prompt, strict=False))
+    cache_n = min(sum(1 for _ in pairs), max(0, len(prompt) - 1))
+    if prompt != [[]]:
+        SLOTS.prompt = prompt
+    slot = SLOTS.take()
+    SLOTS.busy[slot] = False
+    timings = {**TIMINGS, "prompt_n": len(prompt) - cache_n, "cache_n": cache_n}
+    told = orjson.dumps({"id_slot": slot, "timings": timings})
     return b"data: " + told + b"\n\n" if STREAMED.search(body) else told
 
 

@@ -61,24 +61,16 @@ class LlamaClient:
     """Talks to one llama-server, or to one model of a router."""
 
     def __init__(
-        self,
-        upstream: Upstream,
-        session: aiohttp.ClientSession,
-        *,
-        control_s: float,
-        model: str = "",
-        looking: aiohttp.ClientSession | None = None,
+        self, upstream: Upstream, session: aiohttp.ClientSession, *, control_s: float, model: str = ""
     ) -> None:
-        """`looking` is for what changes nothing: its connections may be kept."""
         self.upstream = upstream
         self._session = session
-        self._looking = looking or session
         self._control_s = control_s
         self._model = model
 
     def of_model(self, model: str) -> "LlamaClient":
         """The same for one model of a router."""
-        return LlamaClient(self.upstream, self._session, control_s=self._control_s, model=model, looking=self._looking)
+        return LlamaClient(self.upstream, self._session, control_s=self._control_s, model=model)
 
     @property
     def model(self) -> str:
@@ -241,7 +233,7 @@ class LlamaClient:
     ) -> Any:
         limit = aiohttp.ClientTimeout(total=timeout_s or self._control_s)
         try:
-            async with (self._looking if method == "GET" else self._session).request(
+            async with self._session.request(
                 method,
                 self._url(method, path),
                 data=body,

@@ -28,8 +28,6 @@ from proxy.settings import Settings
 
 CHAT_PATHS = frozenset({"/v1/chat/completions", "/chat/completions"})
 READ_LIMIT = 256 * 1024 * 1024
-LOOKS_KEPT_S = 4.0
-"""The server closes an idle connection after 5 s."""
 LARGE_BODY = 256 * 1024
 """Larger ones are read off the event loop."""
 HARMLESS_POSTS = frozenset(
@@ -53,7 +51,6 @@ class Proxy:
         self.forwarder = Forwarder(self.upstream)
         self.reporter = Reporter()
         self._control: aiohttp.ClientSession | None = None
-        self._looking: aiohttp.ClientSession | None = None
         self._engines: Engines | None = None
         self._listener: Listener | None = None
         self._admin: Admin | None = None
@@ -86,10 +83,7 @@ class Proxy:
         """Listen."""
         await self.forwarder.start()
         self._control = control_session(self.settings)
-        self._looking = control_session(self.settings, keep_alive_s=LOOKS_KEPT_S)
-        client = LlamaClient(
-            self.upstream, self._control, control_s=self.settings.control_timeout, looking=self._looking
-        )
+        client = LlamaClient(self.upstream, self._control, control_s=self.settings.control_timeout)
         store = Store(self.settings, self.reporter)
         await store.open()
         self._engines = Engines(self.settings, client, self.reporter, store)
@@ -109,9 +103,8 @@ class Proxy:
             await self._admin.close()
         if self._engines is not None:
             await self._engines.close()
-        for session in (self._control, self._looking):
-            if session is not None:
-                await session.close()
+        if self._control is not None:
+            await self._control.close()
         await self.forwarder.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -174,15 +167,13 @@ def path_of(raw_target: str) -> str:
     return unquote(path)
 
 
-def control_session(settings: Settings, keep_alive_s: float | None = None) -> aiohttp.ClientSession:
+def control_session(settings: Settings) -> aiohttp.ClientSession:
     """For our own calls: nothing from the environment, no cookies, each over a connection of its own.
 
     A reused connection can be one that the server is closing; then nobody could tell whether a restore took it down.
-    Only what changes nothing may be asked over one that is kept alive: it is asked once more when that one breaks.
     """
-    kept = {"force_close": True} if keep_alive_s is None else {"keepalive_timeout": keep_alive_s}
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, **kept),
+        connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.control_timeout),
         trust_env=False,
         cookie_jar=aiohttp.DummyCookieJar(),
