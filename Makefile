@@ -7,6 +7,7 @@
 #   make test-newer    the tests with a newer llama-server (compiles it, some ten minutes the first time)
 #   make bench-prefill what conversations cost in prompt tokens, directly and proxied (ARGS=--short; all: hours)
 #   make bench-restart time to the first token after a restart of the server
+#   make bench-overhead what the proxy adds to a request, beside a bare forwarder, nginx and hearth-llm (ARGS=--short)
 #   make soak          random use for an hour or so: traces, a crowd, a stranger (ARGS="--minutes 5" and so on)
 #   make lint          formatting, lint, types
 #   make clean         away with .venv and what the tools left
@@ -20,7 +21,7 @@ PIP := $(RUN) -m pip --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-pi test-newer bench-prefill bench-restart soak lint clean
+.PHONY: help demo test test-long test-pi test-newer bench-prefill bench-restart bench-overhead soak lint clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -45,6 +46,9 @@ bench-prefill: $(VENV)/.demo
 
 bench-restart: $(VENV)/.demo
 	@$(RUN) -m bench.restart $(ARGS)
+
+bench-overhead: $(VENV)/.demo
+	@$(RUN) -m bench.overhead $(ARGS)
 
 soak: $(VENV)/.test
 	@$(RUN) -m bench.soak $(ARGS)

@@ -23,19 +23,18 @@ def inputs_key(request: ChatRequest) -> bytes:
     return _hash(orjson.dumps([request.model, rendering_inputs(request)]))
 
 
-def chain(request: ChatRequest, inputs_key: bytes) -> tuple[bytes, ...]:
-    """One running hash for each message."""
+def links(request: ChatRequest, inputs_key: bytes) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+    """One running hash for each message; and bytes of each message's JSON, to estimate tokens from."""
     hashes: list[bytes] = []
-    running = _hash(inputs_key)
+    sizes: list[int] = []
+    running = hashlib.blake2b(inputs_key, digest_size=HASH_BYTES)
     for message in request.messages:
-        running = _hash(running, orjson.dumps(message))
-        hashes.append(running)
-    return tuple(hashes)
-
-
-def message_sizes(request: ChatRequest) -> tuple[int, ...]:
-    """Bytes of each message's JSON, to estimate tokens from."""
-    return tuple(len(orjson.dumps(message)) for message in request.messages)
+        # What ends by itself needs nothing between: `{"a":1}{"b":2}` can't be another two messages.
+        told = orjson.dumps(message)
+        running.update(told)
+        hashes.append(running.copy().digest())
+        sizes.append(len(told))
+    return tuple(hashes), tuple(sizes)
 
 
 def continues(later: tuple[bytes, ...], earlier: tuple[bytes, ...]) -> bool:

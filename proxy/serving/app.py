@@ -175,7 +175,7 @@ def control_session(settings: Settings) -> aiohttp.ClientSession:
     A reused connection can be one that the server is closing; then nobody could tell whether a restore took it down.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=False),
+        connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.control_timeout),
         trust_env=False,
         cookie_jar=aiohttp.DummyCookieJar(),

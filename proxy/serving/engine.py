@@ -44,6 +44,8 @@ EXPLAIN_S = 0.25
 """How long a request that isn't prepared waits to be explained better."""
 RECLAIM_S = 3.0
 """How often, while somebody waits, it is looked whether a slot is idle though its answer is still being read."""
+SLOW_READER_S = 0.05
+"""How long an answer that has come whole may take to be passed on before its slot is looked for."""
 BEGUN_LOOKS_S = (0.01, 0.04, 0.15, 0.5)
 """When to look whether an answer that is not streamed has got its slot."""
 
@@ -208,9 +210,8 @@ class Engine:
     def sent(self, ticket: Ticket) -> None:
         """The request is on its way. An answer that is not streamed does not tell when it has got its slot."""
         ticket.was_sent = True
-        is_streamed = ticket.visit.request is not None and ticket.visit.request.stream
         # With one slot nobody else can be prepared meanwhile.
-        if not is_streamed and ticket.places and len(self.model.ledger.slots) > 1:
+        if not ticket.is_streamed and ticket.places and len(self.model.ledger.slots) > 1:
             self.context.spawn(self._watch_begin(ticket))
 
     async def _watch_begin(self, ticket: Ticket) -> None:
@@ -221,7 +222,12 @@ class Engine:
         self.model.turn.give_back(ticket)
 
     async def _entered(self, ticket: Ticket) -> None:
-        await self._find_slot(ticket)
+        if not ticket.is_streamed:
+            # The headers come with the end: the last look tells the slot too, unless a slow reader keeps it waiting.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ticket.over.wait(), SLOW_READER_S)
+        if not ticket.over.is_set():
+            await self._find_slot(ticket)
         self.model.turn.give_back(ticket)
 
     async def _find_slot(self, ticket: Ticket) -> bool:

@@ -71,6 +71,11 @@ class Ticket:
     def __repr__(self) -> str:
         return f"<Ticket {self.number} {self.plan.source} slot={self.slot} settled={self._is_settled}>"
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its answer comes in pieces: then its headers come when it has got a slot."""
+        return self.visit.request is not None and self.visit.request.stream
+
     def admitted(self) -> None:
         """It may have a slot."""
         self.queued_ms = (time.monotonic() - self.arrived) * 1000

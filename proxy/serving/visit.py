@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.request.body import ChatRequest, Unreadable, read_chat
-from proxy.request.conversation import chain, has_assistant_turns, inputs_key, message_sizes
+from proxy.request.conversation import has_assistant_turns, inputs_key, links
 from proxy.request.fingerprint import client_version
 from proxy.request.prefix import NoPrefix, StablePrefix, joined_text, stable_prefix
 from proxy.request.rendering import head_key, rendering_key
@@ -66,6 +66,7 @@ def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> V
     prefix = stable_prefix(request, settings.markers)
     barred = _barred(request, settings)
     found = None if isinstance(prefix, NoPrefix) else prefix
+    hashes, sizes = links(request, b"")
     return Visit(
         request,
         found,
@@ -73,9 +74,9 @@ def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> V
         may_prepare=not barred,
         client=client,
         auth=auth,
-        chain=chain(request, b""),
+        chain=hashes,
         inputs=inputs_key(request),
-        sizes=message_sizes(request),
+        sizes=sizes,
         rendering=rendering_key(request, found) if found else "",
         head=head_key(request, found) if found else "",
     )

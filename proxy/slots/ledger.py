@@ -120,7 +120,7 @@ class Ledger:
             is_unexplained = look.is_busy and not belief.lease
             # A task that nobody has accounted for stays news until its slot is idle or leased.
             task = (belief.seen.task if belief.seen else None) if is_unexplained else look.task
-            belief.seen = replace(look, task=task)
+            belief.seen = look if task == look.task else replace(look, task=task)
         return sorted(surprised)
 
     def _judge(self, belief: SlotBelief, look: Look, *, is_foreign: bool, is_passed: bool) -> bool:
@@ -190,7 +190,7 @@ class Ledger:
             if belief.lease == number:
                 belief.lease = 0
                 self.n_ended += 1
-                if belief.seen is not None:  # the look that would tell may fail
+                if belief.seen is not None and belief.seen.is_busy:  # the look that would tell may fail
                     belief.seen = replace(belief.seen, is_busy=False)
 
     def copied(self, holding: Holding) -> None:

@@ -8,10 +8,14 @@ place of the answer to one kind of call, from the moment it is set.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
 
+from proxy.checkpoints.inspection import read_head
+from proxy.checkpoints.state_file import Header
+from tests.checkpoints.state_files import state_file
 from tests.serving.route import answer
 from tests.wire import Message, Peer
 
@@ -41,9 +45,16 @@ def kind_of(message: Message) -> str:
         return message.target.decode().rpartition("action=")[2]
     if path == "/completion":
         asked = orjson.loads(message.body)
-        aimed = "copy" if asked["prompt"] == [[]] else "displace"
-        return aimed if "id_slot" in asked else "look" if "n_probs" in asked else "prefill"
+        if asked["prompt"] == [[]]:
+            return "copy"
+        if "id_slot" in asked:
+            return "displace"
+        return "look" if "n_probs" in asked else "prefill" if asked.get("stream") else "prefill-plainly"
     return CHAT if path.endswith("/chat/completions") else path.removeprefix("/")
+
+
+async def _at_once(work: Callable[..., bytes], *given: Any) -> bytes:
+    return work(*given)
 
 
 @dataclass(slots=True)
@@ -56,12 +67,15 @@ class Pretender:
     memory: list[Tokens] = field(default_factory=list)
     files: dict[str, Tokens] = field(default_factory=dict)
     task: int = -1
+    directory: Path | None = None
+    """Where it writes what it saves; None keeps it to itself."""
 
     async def script(self, peer: Peer, message: Message) -> None:
         kind = kind_of(message)
         self.calls.append(kind)
         try:
-            data = self._answer(kind, message)
+            act = asyncio.to_thread if kind in ("save", "restore") else _at_once
+            data = await act(self._answer, kind, message)
         except RefusedError as refused:
             data = answer(b'{"error":{"message":"no"}}', JSON, status=refused.status)
         if kind in self.faults:
@@ -71,7 +85,7 @@ class Pretender:
 
     def _answer(self, kind: str, message: Message) -> bytes:
         asked = orjson.loads(message.body) if message.body[:1] == b"{" else {}
-        if kind in ("prefill", CHAT):
+        if kind in ("prefill", CHAT) and asked.get("stream"):
             events, end = self._ran(asked), b"data: [DONE]\n\n" if kind == CHAT else b""
             return answer(b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + end, STREAM)
         return answer(orjson.dumps(self._told(kind, asked)), JSON)
@@ -91,22 +105,29 @@ class Pretender:
                 return {"prompt": rendered(asked)}
             case "tokenize":
                 return {"tokens": [*asked["content"].encode()]}
-            case "copy" | "displace" | "look":
+            case "copy" | "displace" | "look" | "prefill-plainly" | "chat":
                 return {**self._ran(asked)[-1], "completion_probabilities": [{"top_logprobs": LIKELY}]}
         return self._acted(kind, str(asked.get("filename")))
 
     def _acted(self, action: str, name: str) -> dict[str, Any]:
         match action:
-            case "save":
+            case "save" if "/" not in name:
                 self.files[name] = [*self.slot]
-                return {"n_saved": len(self.slot), "n_written": 100}
-            case "restore" if name in self.files:
-                self.slot = [*self.files[name]]
+                size = 100 if self.directory is None else state_file(self.directory / name, self.slot).stat().st_size
+                return {"n_saved": len(self.slot), "n_written": size}
+            case "restore" if (kept := self._kept(name)) is not None:
+                self.slot = kept
                 return {"n_restored": len(self.slot), "n_read": 100}
             case "erase":
                 self.slot = []
                 return {"n_erased": 1}
         raise RefusedError(b"400 Bad Request")
+
+    def _kept(self, name: str) -> Tokens | None:
+        if self.directory is None:
+            return [*self.files[name]] if name in self.files else None
+        head = read_head(self.directory / name)
+        return [*head.tokens] if isinstance(head, Header) else None
 
     def _ran(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
         """A completion: what its slot holds afterwards, and its events."""

@@ -20,6 +20,7 @@ CALLS = [
     "apply-template",
     "tokenize",
     "prefill",
+    "prefill-plainly",
     "copy",
     "look",
     "save",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.request import body as body_module
 from proxy.request.body import ChatRequest, Unreadable, read_chat
-from proxy.request.conversation import chain, inputs_key, message_sizes
+from proxy.request.conversation import inputs_key, links
 from proxy.request.fingerprint import ModelIdentity, fingerprint
 from proxy.request.prefix import StablePrefix, stable_prefix
 from proxy.request.rendering import rendering_key, variants
@@ -25,8 +25,7 @@ NOBODY = ModelIdentity("", "", "", "", "", "")
 
 def say_everything(request: ChatRequest) -> None:
     """All that is ever asked of a request."""
-    chain(request, inputs_key(request))
-    message_sizes(request)
+    links(request, inputs_key(request))
     prefix = stable_prefix(request)
     if isinstance(prefix, StablePrefix):
         fingerprint(request, prefix, NOBODY, "unknown")

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.request.conversation import (
-    chain,
     continues,
     has_assistant_turns,
     inputs_key,
-    message_sizes,
+    links,
     opening,
     shared_messages,
 )
@@ -21,7 +20,7 @@ from .bodies import TOOLS, chat, request_of
 
 def chain_of(body: Any) -> tuple[bytes, ...]:
     request = request_of(body)
-    return chain(request, inputs_key(request))
+    return links(request, inputs_key(request))[0]
 
 
 def talk(words: list[str]) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def test_hashes_are_sixteen_bytes_one_a_message() -> None:
 
 def test_sizes_are_those_of_the_json() -> None:
     """Each message's bytes, in order."""
-    assert (29, 32) == message_sizes(request_of(talk(["a", "\u00e9bc"]) | {}))
+    assert (29, 32) == links(request_of(talk(["a", "\u00e9bc"]) | {}), b"")[1]
 
 
 def test_assistant_turns_are_seen() -> None:

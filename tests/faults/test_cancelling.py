@@ -1,0 +1,113 @@
+"""The one who asked leaves at each single place where the engine waits for something: nothing stays of it.
+
+The places are not listed but counted: a request's way through the engine is driven step by step and cancelled at its
+first wait, then, in front of another proxy, at its second, and so on until it gets through.
+"""
+
+import asyncio
+import itertools
+import types
+from collections.abc import Coroutine, Generator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from multidict import CIMultiDict
+
+from proxy.demo.sessions import USER_AGENTS, Body, next_turn
+from proxy.serving.ticket import Ticket
+from proxy.serving.visit import understand
+from tests.faults.pretender import TEXT, Pretender
+from tests.load.quiet import at_rest
+from tests.serving.running import Running, running, sessions
+from tests.wire import recording
+
+(ONE, ANOTHER), (OTHER,) = sessions("/a", "/b", tokens=400), sessions("/c", tokens=400, seed=5)
+WAYS: dict[str, tuple[list[Body], Body, str]] = {
+    "warm-up": ([], ONE, "warm-up"),
+    "continue": ([ONE], next_turn(ONE, TEXT, "go on"), "continue"),
+    "restore": ([ONE, OTHER], ANOTHER, "restore"),
+    "resume": ([ONE, OTHER], next_turn(ONE, TEXT, "go on"), "resume"),
+}
+"""What was asked before, what is asked then, and what the engine does for it."""
+FEWEST_WAITS = {"warm-up": 12, "continue": 1, "restore": 8, "resume": 8}
+"""With fewer it would not be driven through what it does."""
+
+
+@types.coroutine
+def stepped(work: Coroutine[Any, Any, Any], at: int) -> Generator[Any, Any, Any]:
+    """Do the work, and cancel whoever does it at that wait."""
+    sent: Any = None
+    error: BaseException | None = None
+    for count in itertools.count(1):
+        try:
+            waited = work.send(sent) if error is None else work.throw(error)
+        except StopIteration as done:
+            return done.value
+        if count == at and (task := asyncio.current_task()) is not None:
+            task.cancel()
+        sent, error = None, None
+        try:
+            sent = yield waited
+        except BaseException as thrown:
+            error = thrown
+    return None
+
+
+async def enter(proxied: Running, body: Body, at: int) -> Ticket | None:
+    """Enter the engine as far as that wait; None where it was one."""
+    headers = CIMultiDict({"User-Agent": USER_AGENTS["1.6"]})
+    visit = understand(orjson.dumps(body), headers, proxied.proxy.settings)
+    work = proxied.proxy.engines.enter(visit)
+
+    async def driven() -> Ticket:
+        _, ticket = await stepped(work, at)
+        assert isinstance(ticket, Ticket)
+        return ticket
+
+    task = asyncio.create_task(driven())
+    await asyncio.wait({task})
+    return None if task.cancelled() else task.result()
+
+
+async def check(proxied: Running, before: set[str], slots: Path) -> None:
+    """As it was before: nothing held, no file but whole ones that the index knows; and what is believed comes true."""
+    await at_rest(proxied)
+    index = proxied.proxy.engine.store.index
+    assert index is not None
+    names = {path.name for path in slots.iterdir()}
+    assert before <= names
+    assert {f"pi-prefix-{key}.bin" for key in index.records} == names
+    answers = [await proxied.ask(body) for body in (ONE, OTHER, ANOTHER, next_turn(ONE, TEXT, "and on"))]
+    assert [TEXT] * 4 == [answer.text for answer in answers]
+    assert "none" not in proxied.sources[-4:]
+    assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_leaving_at_every_wait(tmp_path: Path, way: str) -> None:
+    """Ledger, index, leases and files are as before, however far it got."""
+    asked_before, body, source = WAYS[way]
+    for at in itertools.count(1):
+        home = tmp_path / str(at)
+        (slots := home / "slots").mkdir(parents=True)
+        server = Pretender(directory=slots)
+        async with (
+            recording(server.script) as upstream,
+            running(
+                f"http://127.0.0.1:{upstream.port}/v1", persist=True, slot_dir=slots, dir=home / "index"
+            ) as proxied,
+        ):
+            for earlier in asked_before:
+                await proxied.ask(earlier)
+            before = {path.name for path in slots.iterdir()}
+            ticket = await enter(proxied, body, at)
+            if ticket is not None:
+                ticket.settle()
+            await check(proxied, before, slots)
+        if ticket is not None:
+            break
+    assert ticket is not None
+    assert source == str(ticket.plan.source)
+    assert FEWEST_WAITS[way] < at
