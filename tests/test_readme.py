@@ -21,7 +21,10 @@ from proxy.slots.plan import Source
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 REASONS = ROOT / "docs" / "reasons.md"
-DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/reasons.md"]
+DOCUMENTS = [
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
 
 SAYS_WHY = {"nothing", "_unprepared", "Plan", "PlanBroken", "Unreadable", "NoPrefix"}
@@ -98,10 +101,12 @@ def test_class_example_file_table_and_help_name_the_same_settings(capsys: pytest
     assert names == [name.lower() for name in re.findall(r"^\| `(\w+)` \|", section("Settings"), re.MULTILINE)]
 
 
-def test_every_setting_that_is_named_exists() -> None:
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_setting_that_is_named_exists(name: str) -> None:
     """A misspelt one would be warned about at start only."""
     known = {name.upper() for name in Settings.model_fields}
-    assert set() == set(re.findall(rf"{PREFIX}([A-Z_]+[A-Z])", text())) - known
+    document = (ROOT / name).read_text(encoding="utf-8")
+    assert set() == set(re.findall(rf"{PREFIX}([A-Z_]+[A-Z])", document)) - known
 
 
 @pytest.mark.parametrize("source", Source)
