@@ -86,10 +86,17 @@ def inspect(path: Path, expected: Expected) -> Inspection:
 
 
 def proof(directory: Path, record: Checkpoint) -> str:
-    """Whether a checkpoint's file still is what was saved, in words; reads all of it."""
+    """Whether a checkpoint's file still is what was saved: `WHOLE`, or why not in words; reads all of it."""
     expected = Expected(None, record.size_bytes, record.format_version, record.seal, record.companion)
     found = inspect(directory / final_name(record.key), expected)
-    return f"{found.verdict.value}{f' ({found.detail})' if found.detail else ''}"
+    if found.verdict is FileVerdict.CHECKSUM and record.seal is not None:
+        its_own = found.detail.partition(",")[0]
+        return f"damaged: its checksum is {its_own}, recorded was {record.seal.checksum}"
+    words = f"{found.verdict.value}{f' ({found.detail})' if found.detail else ''}"
+    return f"damaged: {words}" if found.verdict.is_damage else words
+
+
+WHOLE = FileVerdict.WHOLE.value
 
 
 def read_head(path: Path) -> Header | NotRead:

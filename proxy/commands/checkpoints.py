@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from proxy import logs
+from proxy.checkpoints.inspection import WHOLE
 from proxy.checkpoints.key import FileKind, parse_name
 from proxy.checkpoints.listing import UNFINISHED, Listed
 from proxy.commands import arguments
@@ -51,7 +52,7 @@ def ls(argv: Sequence[str]) -> int:
 
 
 def show(argv: Sequence[str]) -> int:
-    """Tell all about one; returns the exit code."""
+    """Tell all about one; returns the exit code, 1 where its file is not what was saved."""
     given = _given(argv, "show", "Show one checkpoint, and prove that its file is what was saved.", _one_key)
     kept = keeper(given.settings)
     every = kept.listed()
@@ -60,10 +61,10 @@ def show(argv: Sequence[str]) -> int:
     proof = kept.proof(key) if any(one.is_known for one in found) else ""
     if given.as_json:
         write_json({"checkpoints": [asdict(one) for one in found], "proof": proof})
-        return 0
-    for one in found:
-        _print_one(one, proof if one.is_known else "")
-    return 0
+    else:
+        for one in found:
+            _print_one(one, proof if one.is_known else "")
+    return 0 if proof in ("", WHOLE) else 1
 
 
 def rm(argv: Sequence[str]) -> int:
@@ -182,7 +183,7 @@ def _print_one(one: Listed, proof: str) -> None:
             "used": f"{_when(one.last_used_at)}, {one.uses} times",
             "model": one.model,
             "tokens": tokens(one.tokens),
-            "verified": f"{one.verdict or 'not yet'}{f', {one.strikes} failures since' if one.strikes else ''}",
+            "last verified": f"{one.verdict or 'not yet'}{f', {one.strikes} failures since' if one.strikes else ''}",
             "saved by": f"build {one.build or 'unknown'}, format {one.format_version or 'unknown'}",
             "fingerprints": " ".join(one.fingerprints),
         }

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy import logs
+from proxy.checkpoints.listing import MISSING, OTHER_SIZE, THERE
 from proxy.commands import arguments
 from proxy.commands.admin_client import AdminClient, NobodyThereError, StrangerError
 from proxy.commands.arguments import write_json
@@ -17,7 +18,15 @@ from proxy.commands.file_checks import file_checks, is_held, read_own_index
 from proxy.commands.findings import Finding, Grade, advice, as_json, ok, print_out, worst, wrong
 from proxy.commands.server_checks import Met, meet, server_checks
 from proxy.commands.setting_checks import settings_checks
-from proxy.commands.trials import Trials, able_checks, directory_check, exactness, same_directory, template_check
+from proxy.commands.trials import (
+    Trials,
+    able_checks,
+    directory_change,
+    directory_check,
+    exactness,
+    same_directory,
+    template_check,
+)
 from proxy.llama.client import LlamaClient
 from proxy.llama.upstream import Upstream
 from proxy.serving.acquaintance import NOT_PROBED, RESTART_ONCE
@@ -48,10 +57,12 @@ def doctor(argv: Sequence[str]) -> int:
 
 
 def _running(settings: Settings) -> Mapping[str, Any] | Finding | None:
-    """The status of the proxy that runs, where one does."""
+    """The status of the proxy that runs, where one does, and which of its files are there."""
     client = AdminClient.of(settings)
+    if client is None:
+        return None
     try:
-        return client.status() if client is not None else None
+        return {**client.status(), "files": client.ask("/checkpoints").json["checkpoints"]}
     except NobodyThereError:
         return None
     except StrangerError as error:
@@ -101,12 +112,12 @@ async def _tried(met: Met, settings: Settings, files: Sequence[Finding]) -> list
 
 async def _as_the_proxy_says(met: Met, settings: Settings, proxy: Mapping[str, Any]) -> list[Finding]:
     """Beside a proxy: what it has found out; only the rendering is tried, which touches no slot."""
-    server, disk, persists = proxy["server"], proxy["disk"], proxy["proxy"]["persists"]
+    server, persists = proxy["server"], proxy["proxy"]["persists"]
     names = ("rolls_back", "restores", "keeps_copies")
     found = [ok("proxy", f"version {proxy['proxy']['version']} runs; what it has found out is taken from it")]
-    if persists and disk.get("sees_files") is not None:
-        found.append(same_directory(settings.slot_dir, is_there=disk["sees_files"]))
-    if persists and not disk["may_delete"]:
+    if persists and (proxy["proxy"]["slot_dir"] or proxy["disk"]["sees_files"] is not None):
+        found.append(_slot_directory(proxy))
+    if persists and not proxy["disk"]["may_delete"]:
         words = "the running proxy neither saves nor deletes: its DIR is another proxy's, or can't be used"
         found.append(wrong("index", words, "give each proxy a DIR of its own; its log says why"))
     found += able_checks(
@@ -114,6 +125,19 @@ async def _as_the_proxy_says(met: Met, settings: Settings, proxy: Mapping[str, A
     )
     found.append(await template_check(met) or exactness(is_exact=server.get("renders_exactly")))
     return [*found, *_advised(proxy)]
+
+
+def _slot_directory(proxy: Mapping[str, Any]) -> Finding:
+    """Whether what the server saves is where the proxy looks for it."""
+    where, sees_files = proxy["proxy"]["slot_dir"], proxy["disk"]["sees_files"]
+    if sees_files is not None:
+        return same_directory(where, is_there=sees_files)
+    known = [one["disk"] for one in proxy["files"] if one["disk"] in (THERE, OTHER_SIZE, MISSING)]
+    if known and set(known) == {MISSING}:
+        words = f"none of the {len(known)} checkpoints known is in SLOT_DIR={where}"
+        return wrong("slot directory", words, directory_change(where))
+    words = f"SLOT_DIR={where} is not proven yet to be the server's: nothing was saved since the proxy's start"
+    return advice("slot directory", words, "ask again after the next new session, or restart llama-server")
 
 
 def _unknown(proxy: Mapping[str, Any]) -> Finding | None:

@@ -66,13 +66,19 @@ async def directory_check(met: Met, directory: Path, limit_s: float) -> Finding:
     return same_directory(directory, is_there=is_there, left=name)
 
 
-def same_directory(directory: Path | None, *, is_there: bool, left: str = "") -> Finding:
+def directory_change(directory: Path | str) -> str:
+    """What to change where SLOT_DIR is another directory than the server's."""
+    return f"start llama-server with --slot-save-path {directory}, or correct SLOT_DIR"
+
+
+def same_directory(directory: Path | str, *, is_there: bool, left: str = "") -> Finding:
     """What it means that a file has appeared, or not."""
     if is_there:
         return ok("slot directory", "what the server saves appears in SLOT_DIR")
-    where = directory or "SLOT_DIR"
-    words = f"what the server saves does not appear in SLOT_DIR={where}{f' (it left {left} elsewhere)' if left else ''}"
-    return wrong("slot directory", words, f"start llama-server with --slot-save-path {where}, or correct SLOT_DIR")
+    words = (
+        f"what the server saves does not appear in SLOT_DIR={directory}{f' (it left {left} elsewhere)' if left else ''}"
+    )
+    return wrong("slot directory", words, directory_change(directory))
 
 
 # The probe

@@ -21,6 +21,7 @@ from proxy.serving.adapters import adapters
 from proxy.serving.context import Context
 from proxy.serving.known_servers import Found, keep, recall
 from proxy.serving.looked_over import is_as_left
+from proxy.serving.saving import BLIND, REFUSALS
 from proxy.slots.holding import Nothing, Prefix
 from proxy.slots.ledger import Look
 
@@ -67,6 +68,10 @@ class Acquaintance:
             version = await self._context.store.forget_probe(name) if name is not None else None
         model.able = replace(found.able, format_version=version)
         model.prompt_ms_per_token = found.prompt_ms_per_token
+        if version is None and found.able.restores and self._context.store.directory is not None:
+            # The server has read what it had written, and it was never seen in SLOT_DIR.
+            self._context.store.shelf.is_blind = True
+            self._context.report.trouble(f"not_saved:{BLIND}", f"no checkpoint is saved: {REFUSALS[BLIND]}")
         await self._after_probe(found.slot, auth)
         await self._keep()
         self._context.report.probed(model.able)

@@ -44,6 +44,7 @@ def snapshot(
             upstream=engine.model.client.upstream.address,
             observes_only=engine.settings.observe_only,
             persists=engine.store.is_on,
+            slot_dir=str(engine.store.directory or ""),
         ),
         server=_server(engine, state),
         slots=slots(engine, history),

@@ -1,6 +1,7 @@
 """What `/status` says, as typed records: the schema of that JSON is these classes, and each field's words are here.
 
-Owns the shape alone; counterpart: `snapshot` fills it. No text of any prompt, no key, no path has a place in it.
+Owns the shape alone; counterpart: `snapshot` fills it. No text of any prompt, no key, no path but SLOT_DIR has a
+place in it.
 `VERSION` grows when a field goes or changes its meaning; new fields may come at any time.
 """
 
@@ -28,6 +29,8 @@ class ProxyStatus:
     observes_only: bool
     persists: bool
     """Whether checkpoints are saved and restored."""
+    slot_dir: str
+    """Where it looks for them; empty where it can't see them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,14 +124,25 @@ def test_a_key_may_be_shortened_as_long_as_it_is_one(disk: Disk) -> None:
 
 
 def test_show_proves_the_file(disk: Disk) -> None:
-    """A byte that was flipped under the same size is seen."""
+    """A byte that was flipped under the same size is seen, and makes the exit code 1; so does a file that is gone."""
     path = disk.keep(KEY)
-    assert "whole" == disk.type("show", KEY, "--json").json["proof"]
+    whole = disk.type("show", KEY, "--json")
+    assert (0, "whole") == (whole.code, whole.json["proof"])
+    recorded = seal_of(path).checksum
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
     shown = disk.type("show", KEY)
-    assert (0, True) == (shown.code, "checksum" in shown.out)
+    words = f"damaged: its checksum is {seal_of(path).checksum}, recorded was {recorded}"
+    assert (1, ["proof", words]) == (shown.code, shown.out.splitlines()[2].split(maxsplit=1))
+    assert "\nlast verified  good" in shown.out
+    told = disk.type("show", KEY, "--json")
+    assert (1, words) == (told.code, told.json["proof"])
+    path.write_bytes(raw[:-1])
+    assert "damaged: size (" in disk.type("show", KEY).out
+    path.unlink()
+    gone = disk.type("show", KEY)
+    assert (1, True) == (gone.code, "missing" in gone.out)
 
 
 def test_rm_deletes_file_and_entry_and_no_other(disk: Disk) -> None:

@@ -509,6 +509,42 @@ async def test_beside_a_proxy_that_found_the_server_in_use(build: Any, terminal:
     check(verdict, "probe", "advice", "not known", "restart llama-server once while the proxy runs")
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["nothing-known", "one-known"])
+async def test_beside_a_proxy_whose_directory_is_not_the_servers(
+    build: Any, terminal: Terminal, tmp_path: Path, *, is_known: bool
+) -> None:
+    """Said before anything is saved: by the files that are not there, else at least that nothing is proven yet."""
+    found = build()
+    await ask_server(found.server, "/completion", {"prompt": list(range(300, 400)), "n_predict": 0})
+    (tmp_path / "other").mkdir(mode=0o700)
+    if is_known:
+        await asyncio.to_thread(known, tmp_path / "index")
+    settings = {"persist": True, "slot_dir": tmp_path / "other", "dir": tmp_path / "index"}
+    async with administered(found.server, **settings) as proxy:
+        await proxy.ask(sessions("/a", tokens=600)[0])
+        given = ("--admin-port", proxy.proxy.admin.port)  # all else the proxy knows
+        verdict = Verdict(await terminal.beside("doctor", "--json", *given))
+    assert {"slot directory": "wrong" if is_known else "advice", "probe": "advice"} == verdict.faults
+    words = "none of the 1 checkpoints known is in" if is_known else "is not proven yet"
+    assert words in verdict.change("slot directory")
+    assert f"SLOT_DIR={tmp_path / 'other'}" in verdict.change("slot directory")
+
+
+async def test_a_probe_that_the_directory_does_not_show_says_so_at_once(
+    build: Any, terminal: Terminal, tmp_path: Path
+) -> None:
+    """Before a client has asked anything; the doctor need not be told the directory to name it."""
+    found = build()
+    (tmp_path / "other").mkdir(mode=0o700)
+    settings = {"persist": True, "slot_dir": tmp_path / "other", "dir": tmp_path / "index"}
+    async with administered(found.server, **settings) as proxy:
+        await proxy.heard.until(lambda: bool(proxy.heard.troubles))
+        await proxy.ask(sessions("/a", tokens=600)[0])
+        verdict = Verdict(await terminal.beside("doctor", "--json", "--admin-port", proxy.proxy.admin.port))
+    assert [] == [path.name for path in found.slots.iterdir() if path.name.endswith(".bin")]
+    check(verdict, "slot directory", "wrong", f"--slot-save-path {tmp_path / 'other'}")
+
+
 async def test_beside_a_proxy_its_faults_are_told(build: Any, terminal: Terminal, tmp_path: Path) -> None:
     """One that may not save, and whose SLOT_DIR is not the server's."""
     found = build()

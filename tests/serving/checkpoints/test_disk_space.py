@@ -15,7 +15,7 @@ from proxy.llama.client import ControlFailed, LlamaClient
 from proxy.serving import saving
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import DENSE, Calls, Place, calls, crash, place, unwatched
-from tests.serving.running import sessions
+from tests.serving.running import ask_directly, sessions
 
 __all__ = ["calls", "place", "unwatched"]
 
@@ -172,7 +172,7 @@ async def test_a_save_that_fails_leaves_no_fragment_wherever_it_runs(
 async def test_a_slot_directory_of_another_server_is_found_out(
     start_llama: StartLlama, place: Place, calls: Calls, tmp_path: Path
 ) -> None:
-    """Where the file doesn't turn up nothing more is saved: each try would leave one that nobody finds again."""
+    """Where the probe's file doesn't turn up nothing is saved: each try would leave one that nobody finds again."""
     server = place.start(start_llama)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -180,4 +180,19 @@ async def test_a_slot_directory_of_another_server_is_found_out(
         for body in prefixes(1, 2, 3):
             assert 200 == (await proxied.ask(body)).status
         assert f"not_saved:{saving.BLIND}" in proxied.heard.troubles
-    assert 1 == calls.saves - 1
+    assert 1 == calls.saves  # the probe's
+
+
+async def test_so_it_is_on_a_server_that_could_not_be_probed(
+    start_llama: StartLlama, place: Place, calls: Calls, tmp_path: Path
+) -> None:
+    """Its slots were in use: the first save tells, and is the last."""
+    server = place.start(start_llama)
+    await ask_directly(server, *prefixes(4))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    async with place.proxy(server, slot_dir=elsewhere) as proxied:
+        for body in prefixes(1, 2, 3):
+            assert 200 == (await proxied.ask(body)).status
+        assert f"not_saved:{saving.BLIND}" in proxied.heard.troubles
+    assert 1 == calls.saves
