@@ -68,7 +68,15 @@ def _watch(look: Callable[[], RenderableType]) -> None:
 
 def picture(told: Told) -> Group:
     """Everything, as it is printed."""
-    parts = [*_head(told), Text(), _slots(told["slots"]), Text(), *_today(told), Text(), _requests(told)]
+    parts = [
+        *_head(told),
+        Text(),
+        _slots(told["slots"], told["server"]["state"]),
+        Text(),
+        *_today(told),
+        Text(),
+        _requests(told),
+    ]
     if told["advice"]:
         parts += [Text(), *(_advice(one) for one in told["advice"])]
     return Group(*parts)
@@ -89,9 +97,10 @@ def _head(told: Told) -> Iterator[RenderableType]:
     yield Text(", ".join(f"{name}: {word}" for name, word in can.items()), style="dim")
 
 
-def _slots(slots: Sequence[Told]) -> Table | Text:
+def _slots(slots: Sequence[Told], state: str) -> Table | Text:
     if not slots:
-        return Text("slots: the server was not met yet", style="dim")
+        why = "the server can't be reached" if state == "unreachable" else "nothing is known of them yet"
+        return Text(f"slots: {why}", style="dim")
     rows = [
         (
             one["slot"],
