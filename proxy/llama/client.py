@@ -24,6 +24,7 @@ from proxy.slots.ledger import Look
 Auth = Mapping[str, str]
 NO_OUTPUT = 'root ::= ""'
 """A grammar that allows nothing: the one token that is sampled is always end-of-text, never half a character."""
+MAX_TOLD = 200
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
@@ -38,6 +39,7 @@ class ControlFailed(PrefixCacheError):  # noqa: N818
         is_broken: bool = False,
         is_timeout: bool = False,
         is_unreachable: bool = False,
+        told: str = "",
     ) -> None:
         super().__init__(f"{what}: HTTP {status}" if status else what)
         self.code = status
@@ -45,6 +47,8 @@ class ControlFailed(PrefixCacheError):  # noqa: N818
         self.is_timeout = is_timeout
         self.is_unreachable = is_unreachable
         """No connection could be made."""
+        self.told = told
+        """The server's own words; of a call that carries a prompt they may quote it."""
         self.is_broken = is_broken
         """The server took the request and then dropped the connection: it may have died of it."""
 
@@ -258,7 +262,7 @@ class LlamaClient:
         except _CALL_ERRORS as error:
             raise self._failed(path, error) from error
         if answer.status != HTTPStatus.OK:
-            raise ControlFailed(path, answer.status)
+            raise ControlFailed(path, answer.status, told=_told(text))
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
@@ -315,6 +319,15 @@ _CALL_ERRORS = (
     ValueError,  # a header value that can't be sent
 )
 _NO_SUCH_PATH = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
+
+
+def _told(body: bytes) -> str:
+    """The message of an error as llama-server shapes it, as far as it is text and short."""
+    try:
+        message = orjson.loads(body)["error"]["message"]
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
+        return ""
+    return "".join(c for c in message[:MAX_TOLD] if c.isprintable()) if isinstance(message, str) else ""
 
 
 def _cause(error: aiohttp.ClientConnectorError) -> str:
