@@ -165,7 +165,7 @@ def _print_list(found: Sequence[Listed], where: str) -> None:
         )
         for one in found
     ]
-    console().print(table(columns, rows, right=("tokens", "size", "made", "used", "uses")))
+    console().print(table(columns, rows, right=("tokens", "size", "made", "used", "uses"), yields=("model", "verdict")))
     sys.stdout.write(f"{len(found)} in all, {size(sum(one.size_bytes for one in found))} ({where})\n")
 
 

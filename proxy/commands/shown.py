@@ -3,12 +3,14 @@
 import sys
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable, JustifyMethod
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 200
+ROOMY = 120
+"""Columns of a terminal from which on there is room between those of a table."""
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -41,12 +43,19 @@ def plain(value: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Table:
-    """A table without frame; the named columns stand to the right."""
-    to_right = set(right)
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = (), yields: Iterable[str] = ()
+) -> Table:
+    """A table without frame; the named columns stand to the right, or give way where it is narrow.
+
+    The others keep their whole width: a number or key cut short is worse than none.
+    """
+    to_right, giving = set(right), set(yields)
+    gap = 2 if console().width >= ROOMY else 1
+    made = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column in columns:
-        made.add_column(column, justify="right" if column in to_right else "left", no_wrap=True)
+        justify: JustifyMethod = "right" if column in to_right else "left"
+        made.add_column(column, justify=justify, no_wrap=column not in giving, overflow="ellipsis")
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
+        made.add_row(*(cell if isinstance(cell, ConsoleRenderable) else Text(plain(cell)) for cell in row))
     return made

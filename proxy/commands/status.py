@@ -6,10 +6,12 @@ Reads `/status` and nothing else: asking changes nothing and wakes nobody.
 import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +22,7 @@ from proxy.commands.shown import age, console, plain, size, table, tokens
 from proxy.errors import PrefixCacheError
 
 Told = Mapping[str, Any]
-BAR = 24
+BAR, LEAST_BAR = 24, 4
 WATCH_S = 1.0
 SOURCE_STYLES = {"warm-up": "yellow", "none": "dim", "restore": "cyan", "resume": "blue"}
 YES_NO = {True: "yes", False: "no", None: "not known"}
@@ -68,7 +70,15 @@ def _watch(look: Callable[[], RenderableType]) -> None:
 
 def picture(told: Told) -> Group:
     """Everything, as it is printed."""
-    parts = [*_head(told), Text(), _slots(told["slots"]), Text(), *_today(told), Text(), _requests(told)]
+    parts = [
+        *_head(told),
+        Text(),
+        _slots(told["slots"], told["server"]["state"]),
+        Text(),
+        *_today(told),
+        Text(),
+        _requests(told),
+    ]
     if told["advice"]:
         parts += [Text(), *(_advice(one) for one in told["advice"])]
     return Group(*parts)
@@ -89,14 +99,15 @@ def _head(told: Told) -> Iterator[RenderableType]:
     yield Text(", ".join(f"{name}: {word}" for name, word in can.items()), style="dim")
 
 
-def _slots(slots: Sequence[Told]) -> Table | Text:
+def _slots(slots: Sequence[Told], state: str) -> Table | Text:
     if not slots:
-        return Text("slots: the server was not met yet", style="dim")
+        why = "the server can't be reached" if state == "unreachable" else "nothing is known of them yet"
+        return Text(f"slots: {why}", style="dim")
     rows = [
         (
             one["slot"],
             one["holds"],
-            bar(one),
+            Bar(one),
             tokens(one["prefix_tokens"]),
             tokens(one["other_tokens"]),
             tokens(one["free_tokens"]),
@@ -106,16 +117,28 @@ def _slots(slots: Sequence[Told]) -> Table | Text:
         for one in slots
     ]
     columns = ("slot", "holds", "", "prefix", "other", "free", "", "checkpoint")
-    return table(columns, rows, right=("prefix", "other", "free"))
+    return table(columns, rows, right=("prefix", "other", "free"), yields=("",))
 
 
-def bar(slot: Told, width: int = BAR) -> Text:
-    """Prefix, other tokens and free context of a slot, to scale."""
-    parts = [slot["prefix_tokens"], slot["other_tokens"], slot["free_tokens"] or 0]
-    whole = sum(parts)
-    ends = [round(sum(parts[: i + 1]) * width / whole) if whole else 0 for i in range(2)]
-    pieces = ("█" * ends[0], "▒" * (ends[1] - ends[0]), "·" * (width - ends[1]))
-    return Text.assemble(*zip(pieces, ("green", "blue", "dim"), strict=True))
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Prefix, other tokens and free context of a slot, to scale, in as much room as there is."""
+
+    slot: Told
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(LEAST_BAR, options.max_width), min(BAR, options.max_width))
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield self.drawn(min(BAR, options.max_width))
+
+    def drawn(self, width: int) -> Text:
+        """So many characters."""
+        parts = [self.slot["prefix_tokens"], self.slot["other_tokens"], self.slot["free_tokens"] or 0]
+        whole = sum(parts)
+        ends = [round(sum(parts[: i + 1]) * width / whole) if whole else 0 for i in range(2)]
+        pieces = ("█" * ends[0], "▒" * (ends[1] - ends[0]), "·" * (width - ends[1]))
+        return Text.assemble(*zip(pieces, ("green", "blue", "dim"), strict=True))
 
 
 def _today(told: Told) -> Iterator[RenderableType]:
@@ -134,7 +157,7 @@ def _today(told: Told) -> Iterator[RenderableType]:
 def _requests(told: Told) -> RenderableType:
     if not told["requests"]:
         return Text("no request yet", style="dim")
-    columns = ("request", "ago", "source", "reason", "tokens", "reused", "", "first token", "ended")
+    columns = ("no", "ago", "source", "reason", "tokens", "reused", "%", "first", "ended")
     rows = [
         (
             one["number"],
@@ -149,7 +172,7 @@ def _requests(told: Told) -> RenderableType:
         )
         for one in told["requests"]
     ]
-    return table(columns, rows, right=("request", "ago", "tokens", "reused", "first token"))
+    return table(columns, rows, right=("no", "ago", "tokens", "reused", "%", "first"), yields=("reason",))
 
 
 def _share(one: Told) -> str:

@@ -9,6 +9,7 @@ from proxy.commands.admin_client import running_proxy
 from proxy.commands.arguments import write_json
 
 SETTINGS = (*arguments.LISTENER, "warm_timeout", "restore_timeout")
+NOT_POSSIBLE = "not_possible_now"
 WORDS = {
     "restored": "the last prefix was restored from its checkpoint",
     "built": "the last prefix was prefilled",
@@ -17,7 +18,7 @@ WORDS = {
     "observing_only": "OBSERVE_ONLY=1: nothing is prepared",
     "no_prefix_known": "no prefix is known yet: none was asked for since the start, and none is on disk",
     "slots_hold_conversations": "slots hold conversations that would be lost (the server keeps no copies: --cache-ram)",
-    "not_possible_now": "the server can't be asked now; the proxy's log says why",
+    NOT_POSSIBLE: "the server can't be asked now; the proxy's log says why",
 }
 
 
@@ -27,10 +28,15 @@ def warm(argv: Sequence[str]) -> int:
     given = arguments.read(argv, "warm", words, settings=SETTINGS)
     arguments.tell_warnings(given)
     patience_s = given.settings.warm_timeout + given.settings.restore_timeout
-    answer = running_proxy(given.settings).ask("/warm", "POST", patience_s)
+    client = running_proxy(given.settings)
+    answer = client.ask("/warm", "POST", patience_s)
     if given.as_json:
         write_json(answer.json)
     else:
         told = answer.json.get("warmed") or answer.error
-        sys.stdout.write(f"{WORDS.get(told, told)}\n")
+        status = client.status() if told == NOT_POSSIBLE else {}
+        if status and status["server"]["state"] == "unreachable":
+            sys.stdout.write(f"llama-server at {status['proxy']['upstream']} can't be reached\n")
+        else:
+            sys.stdout.write(f"{WORDS.get(told, told)}\n")
     return 0 if answer.status == HTTPStatus.OK else 1

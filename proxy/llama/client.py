@@ -5,6 +5,7 @@ authorise it (the client's own, or the configured key's), so that nobody's key s
 up, or an answer that isn't what it should be, is a failure like a refused connection: the caller goes on without.
 """
 
+import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,17 +24,31 @@ from proxy.slots.ledger import Look
 Auth = Mapping[str, str]
 NO_OUTPUT = 'root ::= ""'
 """A grammar that allows nothing: the one token that is sampled is always end-of-text, never half a character."""
+MAX_TOLD = 200
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class ControlFailed(PrefixCacheError):  # noqa: N818
     """A call of ours did not do what it should."""
 
-    def __init__(self, what: str, status: int = 0, *, is_broken: bool = False, is_timeout: bool = False) -> None:
+    def __init__(
+        self,
+        what: str,
+        status: int = 0,
+        *,
+        is_broken: bool = False,
+        is_timeout: bool = False,
+        is_unreachable: bool = False,
+        told: str = "",
+    ) -> None:
         super().__init__(f"{what}: HTTP {status}" if status else what)
         self.code = status
         """HTTP status, 0 where there was no answer."""
         self.is_timeout = is_timeout
+        self.is_unreachable = is_unreachable
+        """No connection could be made."""
+        self.told = told
+        """The server's own words; of a call that carries a prompt they may quote it."""
         self.is_broken = is_broken
         """The server took the request and then dropped the connection: it may have died of it."""
 
@@ -245,9 +260,9 @@ class LlamaClient:
                 while piece := await answer.content.read(MAX_ANSWER_BYTES - len(text)):
                     text += piece
         except _CALL_ERRORS as error:
-            raise _failed(path, error) from error
+            raise self._failed(path, error) from error
         if answer.status != HTTPStatus.OK:
-            raise ControlFailed(path, answer.status)
+            raise ControlFailed(path, answer.status, told=_told(text))
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
@@ -274,10 +289,18 @@ class LlamaClient:
                     if progressed and isinstance(told := event.get("prompt_progress"), dict):
                         progressed(_count(told, "processed"))
         except _CALL_ERRORS as error:
-            raise _failed(path, error) from error
+            raise self._failed(path, error) from error
         if not last:
             raise ControlFailed(f"{path} ended without figures")
         return _warmed(last)
+
+    def _failed(self, path: str, error: Exception) -> ControlFailed:
+        if isinstance(error, aiohttp.ClientConnectorError):
+            words = f"llama-server at {self.upstream.address} can't be reached ({_cause(error)})"
+            return ControlFailed(words, is_unreachable=True)
+        late = isinstance(error, TimeoutError)
+        broken = isinstance(error, aiohttp.ClientError | OSError) and not late
+        return ControlFailed(f"{path}: {type(error).__name__}", is_broken=broken, is_timeout=late)
 
     def _url(self, method: str, path: str) -> str:
         if self._model:
@@ -298,11 +321,18 @@ _CALL_ERRORS = (
 _NO_SUCH_PATH = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 
 
-def _failed(path: str, error: Exception) -> ControlFailed:
-    never_arrived = isinstance(error, aiohttp.ClientConnectorError | TimeoutError)
-    broken = isinstance(error, aiohttp.ClientError | OSError) and not never_arrived
-    late = isinstance(error, TimeoutError)
-    return ControlFailed(f"{path}: {type(error).__name__}", is_broken=broken, is_timeout=late)
+def _told(body: bytes) -> str:
+    """The message of an error as llama-server shapes it, as far as it is text and short."""
+    try:
+        message = orjson.loads(body)["error"]["message"]
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
+        return ""
+    return "".join(c for c in message[:MAX_TOLD] if c.isprintable()) if isinstance(message, str) else ""
+
+
+def _cause(error: aiohttp.ClientConnectorError) -> str:
+    number = error.os_error.errno
+    return os.strerror(number).lower() if number and number > 0 else "its name leads nowhere"
 
 
 def _headers(auth: Auth, body: bytes | None) -> dict[str, str]:

@@ -159,6 +159,7 @@ class Acquaintance:
                 model.process = None
             raise
         model.welcomed(auth)
+        self._context.report.answers_again()
         if now.marker != model.process.marker or now.total_slots != model.process.total_slots:
             await self._meet(auth)
         elif now.is_sleeping:
@@ -201,6 +202,7 @@ class Acquaintance:
         await self._context.store.met(now.marker)
         model.welcomed(auth)
         model.last_answer = time.monotonic()
+        self._context.report.answers_again()
         self._context.report.met(model)
         await self._take_up()
 

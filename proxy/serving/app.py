@@ -17,6 +17,7 @@ from proxy.llama.client import LlamaClient
 from proxy.llama.upstream import Upstream
 from proxy.logs import get_logger
 from proxy.serving.admin import Admin
+from proxy.serving.answers import OwnError
 from proxy.serving.engine import Engine
 from proxy.serving.engines import Engines
 from proxy.serving.forward import Forwarder
@@ -125,13 +126,16 @@ class Proxy:
             return await self.forwarder.forward(request, body, Touching(self.engines))
         engine, ticket = await self.engines.enter(await self._understand(body, request))
         ticket.path = path  # without the query, which may carry a key
+        own_status = 0
         try:
             self.reporter.proceeding(ticket)
             engine.sent(ticket)
-            return await self.forwarder.forward(request, body, ticket)
+            answer = await self.forwarder.forward(request, body, ticket)
+            own_status = answer.status if isinstance(answer, OwnError) else 0
+            return answer
         finally:
             ticket.settle()
-            self.reporter.left(ticket)
+            self.reporter.left(ticket, own_status)
 
     async def _understand(self, body: bytes, request: web.BaseRequest) -> Visit:
         if len(body) > LARGE_BODY or "Content-Encoding" in request.headers:

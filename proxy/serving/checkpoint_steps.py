@@ -101,7 +101,9 @@ class CheckpointSteps:
             context.report.trouble(f"suspect:{key}", f"the server died while it restored {final_name(key)}; put aside")
             await context.store.put_aside(key)
         else:
-            context.report.trouble("restore_failed", f"{final_name(key)} could not be restored: {error} → cold build")
+            context.report.trouble(
+                "restore_failed", f"{final_name(key)} could not be restored: {_why(error)} → cold build"
+            )
             # One that the server is still at after so long may be what takes it down: not for ever again.
             context.store.struck(key, "not restored")
 
@@ -228,6 +230,13 @@ class CheckpointSteps:
         store.proven(prefix.key, logprobs)
         model.verified.add(prefix.key)
         await self._go_back(ticket, slot, prefix, final_name(prefix.key))
+
+
+def _why(error: ControlFailed) -> str:
+    """What the server says of a restore that it refused, and what is the matter most often, which it does not say."""
+    told = f" ({error.told})" if error.told else ""
+    asked = "; saved under another -np, -c or --kv-unified?" if error.code == HTTPStatus.BAD_REQUEST else ""
+    return f"{error}{told}{asked}"
 
 
 def _off_by(recorded: dict[int, float], now: dict[int, float]) -> float | None:

@@ -26,7 +26,7 @@ from proxy.serving.lifecycle import Lifecycle
 from proxy.serving.model import Model
 from proxy.serving.needs import Needs
 from proxy.serving.neighbours import Neighbours
-from proxy.serving.reporting import Reporter
+from proxy.serving.reporting import UNREACHABLE, Reporter
 from proxy.serving.store import Store
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit
@@ -345,7 +345,10 @@ class Engine:
         if self.model.client.model and error.code == HTTPStatus.BAD_REQUEST:
             ticket.plan = nothing("model_not_loaded")  # the request itself has the router load it
             return
-        self.report.trouble(f"control:{error.code}", f"{error}; the request goes on unprepared")
+        if error.is_unreachable:
+            self.report.trouble(UNREACHABLE, f"{error}; requests get a 502 until it answers")
+        else:
+            self.report.trouble(f"control:{error.code}", f"{error}; the request goes on unprepared")
         ticket.plan = nothing(
             "server_not_ready" if error.code == HTTPStatus.SERVICE_UNAVAILABLE else "control_call_failed"
         )

@@ -95,6 +95,7 @@ class Lifecycle:
         if model.gate.inside or model.gate.waiting or not model.turn.is_free:
             return
         told = process(await model.client.props(self.auth))
+        self._context.report.answers_again()
         model.is_router = told.is_router
         if told.is_router:
             return

@@ -34,6 +34,11 @@ from proxy.serving.ticket import Ticket
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.plan import Source
 
+UNREACHABLE, NOT_PROBED = "unreachable", "not_probed"
+SILENCE = (UNREACHABLE, "control:0", "control:503")
+"""Reasons that end when the server answers."""
+MAY_END = frozenset({*SILENCE, NOT_PROBED})
+
 log = get_logger()
 
 
@@ -42,6 +47,8 @@ class Reporter:
 
     def __init__(self) -> None:
         self._said = SaidOnce()
+        self._open: set[str] = set()
+        """Troubles that may be over one day."""
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
@@ -138,12 +145,12 @@ class Reporter:
 
     def probed(self, able: Capabilities) -> None:
         """The server was probed."""
-        self.eased("not_probed")
+        self.eased(NOT_PROBED)
         log.info("probed", line=f"server probed: {_can(able)}", **_three(able), acts_on_slots=able.acts_on_slots)
 
     def recalled(self, able: Capabilities) -> None:
         """What the server can do is known from an earlier run."""
-        self.eased("not_probed")
+        self.eased(NOT_PROBED)
         log.info("recalled", line=f"server known from before: {_can(able)}", **_three(able))
 
     def proceeding(self, ticket: Ticket) -> None:
@@ -158,6 +165,9 @@ class Reporter:
     def settled(self, ticket: Ticket, model: Model, method: str = "POST") -> None:
         """The canonical line of a request."""
         self._tell(Settled(ticket, model.prompt_ms_per_token))
+        self._request(ticket, ticket.status, method)
+
+    def _request(self, ticket: Ticket, status: int, method: str = "POST") -> None:
         figures, plan = ticket.figures, ticket.plan
         tokens = figures.prompt_tokens if figures else None
         cached = figures.cache_n if figures else None
@@ -165,14 +175,14 @@ class Reporter:
         words = (
             f"observed normal request: prompt_n={_shown(tokens)} cache_n={_shown(cached)} "
             f"(reuse {'?' if reuse is None else f'{reuse:.0%}'}) source={plan.source} reason={plan.reason} "
-            f"status={ticket.status} ours={ticket.ours_ms:.1f}ms"
+            f"status={status} ours={ticket.ours_ms:.1f}ms"
         )
         log.info(
             "request",
             line=words,
             method=method,
             path=ticket.path,
-            status=ticket.status,
+            status=status,
             complete=ticket.is_whole,
             model=ticket.visit.model,
             fingerprint=shown(ticket.fingerprint),
@@ -188,9 +198,11 @@ class Reporter:
             first_byte_ms=round(ticket.first_byte_ms, 1),
         )
 
-    def left(self, ticket: Ticket) -> None:
-        """The request has gone its way; said by nobody, since an answered one has its canonical line."""
+    def left(self, ticket: Ticket, own_status: int = 0) -> None:
+        """The request has gone its way; the server's answer has its canonical line, an error of ours has it here."""
         self._tell(Left(ticket))
+        if own_status and not ticket.has_begun:
+            self._request(ticket, own_status)
 
     def copied(self, slot: int, *, has_worked: bool = True) -> None:
         """A slot's content is in the server's host memory now, or could not be brought there."""
@@ -225,6 +237,8 @@ class Reporter:
     def trouble(self, reason: str, words: str) -> None:
         """Something does not work as it could; said once per reason."""
         self._tell(Troubled(reason, words))
+        if reason in MAY_END:
+            self._open.add(reason)
         held_back = self._said.due(reason, time.monotonic())
         if held_back is not None:
             more = f" ({held_back} more since)" if held_back else ""
@@ -232,8 +246,15 @@ class Reporter:
 
     def eased(self, reason: str) -> None:
         """A trouble is over: it is no advice any more, and is said again if it comes again."""
-        self._tell(Eased(reason))
-        self._said.forget(reason)
+        if reason in self._open:
+            self._open.discard(reason)
+            self._tell(Eased(reason))
+            self._said.forget(reason)
+
+    def answers_again(self) -> None:
+        """The server answers: what was said of its silence is over."""
+        for reason in SILENCE:
+            self.eased(reason)
 
     def bug(self, error: BaseException) -> None:
         """An error of ours, whose request went on all the same."""

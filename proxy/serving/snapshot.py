@@ -47,7 +47,7 @@ def snapshot(
             slot_dir=str(engine.store.directory or ""),
         ),
         server=_server(engine, state),
-        slots=slots(engine, history),
+        slots=slots(engine, history) if state != "unreachable" else [],
         queue=QueueStatus(running=len(history.running), waiting=engine.model.gate.waiting),
         today=history.today,
         requests=history.latest(limit, after),

@@ -276,7 +276,8 @@ async def test_a_server_that_is_not_there_is_a_failure() -> None:
     async with calling(free_port()) as client:
         for call in CALLS.values():
             told = await failure(call(client, NO_KEY))
-            assert (0, False) == (told.code, told.is_broken)
+            assert (0, False, True) == (told.code, told.is_broken, told.is_unreachable)
+            assert str(told).endswith("can't be reached (connection refused)")
 
 
 async def test_a_server_that_takes_the_request_and_drops_the_connection_may_have_died_of_it() -> None:
@@ -285,6 +286,24 @@ async def test_a_server_that_takes_the_request_and_drops_the_connection_may_have
         async with recording(script) as upstream, calling(upstream.port) as client:
             told = await failure(client.restore(0, "x", NO_KEY, 5.0))
             assert is_broken is told.is_broken, script
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"error": {"message": "Unable to restore slot"}}', "Unable to restore slot"),
+        (orjson.dumps({"error": {"message": "a\x1b[1m" + "b" * 999}}), "a[1m" + "b" * 195),
+        (b'{"error": {"message": 5}}', ""),
+        (b'{"error": "x"}', ""),
+        (b"[]", ""),
+        (b"<html>", ""),
+    ],
+)
+async def test_the_servers_own_words_come_with_a_refusal(body: bytes, expected: str) -> None:
+    """As far as they are text, on one line and short; they are not part of what the failure says itself."""
+    async with recording(says(body, 400)) as upstream, calling(upstream.port) as client:
+        told = await failure(client.restore(0, "x", NO_KEY, 5.0))
+    assert (400, expected, "/slots/0?action=restore: HTTP 400") == (told.code, told.told, str(told))
 
 
 async def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said() -> None:

@@ -48,6 +48,9 @@ async def test_another_layout_of_the_server_costs_one_cold_build(
             assert 200 == (await proxied.ask(body)).status
         assert ["warm-up", "warm-up", "restore"] == proxied.sources
         assert ["restore_failed"] == reasons(proxied, ["restore"])
+        said = proxied.heard.said["restore_failed"]
+        assert "HTTP 400 (" in said, "the server's own words"
+        assert "); saved under another -np, -c or --kv-unified? → cold build" in said
     assert not place.files(FileKind.BAD)
 
 
