@@ -55,7 +55,8 @@ class Neighbours:
             await asyncio.wait(ends, timeout=ENDS_S)
         for end in ends:
             end.cancel()
-        return any(one.over.is_set() for one in over)
+        # The look may have taken a batch's time, and show the slots as they were before it.
+        return model.ledger.n_ended != ticket.n_ended
 
     async def keep_away(self, ticket: Ticket) -> None:
         """Have idle slots moved to host memory until the request has begun, if it is to be loaded from there.
