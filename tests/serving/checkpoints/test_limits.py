@@ -11,7 +11,7 @@ import pytest
 
 from proxy.checkpoints.key import FileKind, bad_name, temporary_name
 from proxy.demo.sessions import next_turn
-from proxy.serving import housekeeping
+from proxy.serving import housekeeping, known_servers
 from tests.checkpoints.state_files import checkpoint, state_file
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import DENSE, Calls, Place, calls, crash, place, reasons, unwatched
@@ -29,7 +29,7 @@ def prefixes(*seeds: int) -> list[dict[str, Any]]:
 
 
 async def test_without_persistence_no_file_is_touched(start_llama: StartLlama, place: Place, calls: Calls) -> None:
-    """Nothing is saved, nothing restored, nothing written, and no directory made."""
+    """Nothing is saved, nothing restored, and nothing kept but what was found out about the server."""
     server = place.start(start_llama)
     async with place.proxy(server, persist=False) as proxied:
         for body in sessions("/one", "/two", **SMALL):
@@ -38,7 +38,7 @@ async def test_without_persistence_no_file_is_touched(start_llama: StartLlama, p
         await proxied.ask(sessions("/three", **SMALL)[0])
     assert (0, 0) == calls
     assert [] == list(place.slots.iterdir())
-    assert not place.index.exists()
+    assert [known_servers.NAME] == [path.name for path in place.index.iterdir()]
 
 
 async def test_many_prefixes_keep_the_most_recent(start_llama: StartLlama, place: Place) -> None:
