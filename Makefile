@@ -3,6 +3,7 @@
 #   make demo          the same sessions directly and through the proxy, in a table
 #   make test          the tests, with a real llama-server; ARGS="-k name" and so on go to pytest
 #   make test-long     more of the same tests: every fault of every call, sub-agents at once (by name only)
+#   make fuzz          a hundred thousand broken requests (FUZZ_SEED=2 sends others)
 #   make test-pi       the real Pi through the proxy (installs it from npm)
 #   make test-newer    the tests with a newer llama-server (compiles it, some ten minutes the first time)
 #   make bench-prefill what conversations cost in prompt tokens, directly and proxied (ARGS=--short; all: hours)
@@ -21,7 +22,7 @@ PIP := $(RUN) -m pip --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-pi test-newer bench-prefill bench-restart bench-overhead soak lint clean
+.PHONY: help demo test test-long fuzz test-pi test-newer bench-prefill bench-restart bench-overhead soak lint clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -33,7 +34,10 @@ test: $(VENV)/.test
 	$(RUN) -m pytest $(ARGS)
 
 test-long: $(VENV)/.test
-	$(RUN) -m pytest -m long $(ARGS)
+	$(RUN) -m pytest -m long --ignore=tests/fuzz $(ARGS)
+
+fuzz: $(VENV)/.test
+	$(RUN) -m pytest -m long tests/fuzz $(ARGS)
 
 test-pi: $(VENV)/.test
 	$(RUN) -m pytest tests/pi $(ARGS)

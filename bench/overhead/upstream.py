@@ -18,8 +18,6 @@ from typing import cast
 import orjson
 import uvloop
 
-DIRECTORY = 2
-N_SLOTS = int(sys.argv[3]) if len(sys.argv) > 3 else 64
 PREFIX = [*range(1000, 1600)]
 REST = [5] * 999
 CHUNKS, PACE_S = 500, 0.02
@@ -31,17 +29,16 @@ SAID = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "wo
 CHAT_ANSWER = orjson.dumps({**SAID, "usage": {"prompt_tokens": 1600, "completion_tokens": 1}, "timings": TIMINGS})
 LAST = b"data: " + orjson.dumps({"choices": [], "timings": TIMINGS}) + b"\n\ndata: [DONE]\n\n"
 MODELS = orjson.dumps({"object": "list", "data": [{"id": "tiny", "meta": {"size": 1}}]})
-PROPS = orjson.dumps(
-    {"total_slots": N_SLOTS, "media_marker": "<m>", "default_generation_settings": {"n_ctx": 1 << 20}, "model_path": ""}
-)
+PROPS = {"media_marker": "<m>", "default_generation_settings": {"n_ctx": 1 << 20}, "model_path": ""}
 
 
 class Slots:
     """Which slot ran which task."""
 
-    def __init__(self) -> None:
-        self.tasks: list[int | None] = [None] * N_SLOTS
-        self.busy = [False] * N_SLOTS
+    def __init__(self, n_slots: int = 1, directory: str = ".") -> None:
+        self.directory = Path(directory)
+        self.tasks: list[int | None] = [None] * n_slots
+        self.busy = [False] * n_slots
         self.count = 0
         self.prompt: list[int] = []
         """Of the last completion: all of them run in the same slot unless chats run."""
@@ -135,8 +132,8 @@ class Connection(asyncio.Protocol):
 def acted(body: bytes) -> bytes:
     """A slot action; one that saves leaves a file, for those who look whether it does."""
     told = orjson.loads(body) if body else {}
-    if len(sys.argv) > DIRECTORY and (name := told.get("filename")):
-        Path(sys.argv[DIRECTORY], name).write_bytes(b"x")
+    if "/" not in (name := str(told.get("filename", "/"))):
+        (SLOTS.directory / name).write_bytes(b"x")
     return b'{"n_saved":1600,"n_restored":1600,"n_written":1}'
 
 
@@ -164,7 +161,7 @@ def completion(body: bytes) -> bytes:
 
 
 ANSWERS: dict[bytes, Callable[[bytes], bytes]] = {
-    b"/props": lambda _: PROPS,
+    b"/props": lambda _: orjson.dumps({**PROPS, "total_slots": len(SLOTS.tasks)}),
     b"/v1/models": lambda _: MODELS,
     b"/health": lambda _: b'{"status":"ok"}',
     b"/slots": lambda _: SLOTS.shown(),
@@ -181,4 +178,5 @@ async def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
+    SLOTS = Slots(int(sys.argv[3]), sys.argv[2])
     uvloop.run(serve(int(sys.argv[1])))
