@@ -35,7 +35,8 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.plan import Source
 
 UNREACHABLE, NOT_PROBED = "unreachable", "not_probed"
-SILENCE = (UNREACHABLE, "control:0", "control:503")
+ONE_CALL = "control:0"
+SILENCE = (UNREACHABLE, ONE_CALL, "control:503")
 """Reasons that end when the server answers."""
 MAY_END = frozenset({*SILENCE, NOT_PROBED})
 
@@ -249,7 +250,8 @@ class Reporter:
         if reason in self._open:
             self._open.discard(reason)
             self._tell(Eased(reason))
-            self._said.forget(reason)
+            if reason != ONE_CALL:  # one that hangs while others are answered would be told each time
+                self._said.forget(reason)
 
     def answers_again(self) -> None:
         """The server answers: what was said of its silence is over."""
