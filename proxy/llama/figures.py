@@ -36,6 +36,8 @@ class Found:
     timings: Figures | None = None
     usage: Figures | None = None
     error: bool = False
+    is_done: bool = False
+    """The stream said that nothing follows."""
 
     def take(self, key: str, value: object) -> bool:
         """Take what stands under a wanted key; False if it isn't what belongs there."""

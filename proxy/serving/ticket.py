@@ -112,4 +112,6 @@ class Ticket:
         if self._reader is not None:
             self.figures = self._reader.finish()
             self.failed_with_error = self._reader.error
+            # A client that has heard the end of a stream may hang up before the connection is done with.
+            self.is_whole = self.is_whole or self._reader.is_done
         self._on_settled(self)

@@ -13,6 +13,7 @@ from playwright.async_api import Browser, Page, expect
 
 from proxy.demo.sessions import next_turn
 from proxy.serving.history import Past
+from proxy.slots.capabilities import Capabilities
 from tests.conftest import StartLlama
 from tests.serving.admin.administered import Administered, administered, answering, persisting
 from tests.serving.running import sessions
@@ -215,10 +216,15 @@ async def test_warm_now_says_what_came_of_it(start_llama: StartLlama, chromium: 
 
 
 async def test_a_server_that_is_away_is_shown(chromium: Browser) -> None:
-    """The page is there all the same."""
-    async with administered("http://127.0.0.1:9/v1") as proxy, looking(chromium, proxy) as page:
-        await expect(page.locator("#state")).to_have_text("server unreachable")
-        await expect(page.locator("#noslots")).to_be_visible()
+    """The page is there all the same, and says of the slots only that; what the server can't do it says in words."""
+    async with administered("http://127.0.0.1:9/v1") as proxy:
+        proxy.proxy.engine.model.able = Capabilities(rolls_back=False, keeps_copies=True)
+        async with looking(chromium, proxy) as page:
+            await expect(page.locator("#state")).to_have_text("server unreachable")
+            await expect(page.locator("#noslots")).to_have_text("The server can't be reached.")
+            await expect(page.locator("#chips li")).to_have_text(
+                ["✗ doesn't roll back", "✓ keeps copies in host memory"]
+            )
 
 
 async def test_a_lost_connection_is_shown_and_found_again(chromium: Browser) -> None:

@@ -132,7 +132,8 @@ def test_flags_of_the_server_come_last_and_win(managing: Callable[..., Served]) 
     ("given", "flags", "expected"),
     [
         ({"model": "/no/such.gguf"}, (), "MODEL=/no/such.gguf is no file"),
-        ({"llama_server": "no-such-program"}, (), "LLAMA_SERVER=no-such-program"),
+        ({"llama_server": "no-such-program"}, (), "no-such-program is not on PATH; say --llama-server /path or PI_"),
+        ({"llama_server": "/no/such"}, (), "/no/such is no program that can be run; say --llama-server /path"),
         ({"base_url": "http://127.0.0.1:8080/v1"}, (), "leave BASE_URL out"),
         ({}, ("--port", "1"), "--port is the proxy's to set"),
         ({}, ("--model=/x",), "--model=/x is the proxy's to set"),

