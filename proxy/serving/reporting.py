@@ -35,8 +35,9 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.plan import Source
 
 UNREACHABLE, NOT_PROBED = "unreachable", "not_probed"
-ONE_CALL = "control:0"
-SILENCE = (UNREACHABLE, ONE_CALL, "control:503")
+FLICKERING = ("control:0", "control:503")
+"""A server that answers one question may fail at the next: that fills no log."""
+SILENCE = (UNREACHABLE, *FLICKERING)
 """Reasons that end when the server answers."""
 MAY_END = frozenset({*SILENCE, NOT_PROBED})
 
@@ -246,11 +247,11 @@ class Reporter:
             log.warning("trouble", line=f"{words}{more}", reason=reason, held_back=held_back)
 
     def eased(self, reason: str) -> None:
-        """A trouble is over: it is no advice any more, and is said again if it comes again."""
+        """A trouble is over: no advice any more, and said again when it comes again, unless that is all the time."""
         if reason in self._open:
             self._open.discard(reason)
             self._tell(Eased(reason))
-            if reason != ONE_CALL:  # one that hangs while others are answered would be told each time
+            if reason not in FLICKERING:
                 self._said.forget(reason)
 
     def answers_again(self) -> None:
