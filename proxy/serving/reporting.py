@@ -35,8 +35,8 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.plan import Source
 
 UNREACHABLE, NOT_PROBED = "unreachable", "not_probed"
-SILENCE = (UNREACHABLE, "control:0", "control:503")
-"""Reasons that end when the server answers."""
+SILENCE = (UNREACHABLE, "control:503")
+"""Reasons that end when the server answers. Not what a single call fails of, or every answer would have it said anew."""
 MAY_END = frozenset({*SILENCE, NOT_PROBED})
 
 log = get_logger()
