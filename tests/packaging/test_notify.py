@@ -83,7 +83,7 @@ def test_hung_event_loop_falls_silent(monkeypatch: pytest.MonkeyPatch, tmp_path:
     [
         ("30000000", None, 30.0),
         ("30000000", "", 30.0),
-        ("30000000", str(os.getpid()), 30.0),
+        ("30000000", "ours", 30.0),
         ("30000000", "1", None),
         ("", None, None),
         ("0", None, None),
@@ -97,7 +97,7 @@ def test_watchdog_is_ours_or_nobodys(
     monkeypatch.setenv("WATCHDOG_USEC", interval)
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     if pid is not None:
-        monkeypatch.setenv("WATCHDOG_PID", pid)
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()) if pid == "ours" else pid)
     assert expected == notify.watchdog_s()
 
 
