@@ -11,12 +11,14 @@ from proxy.llama.answer import Figures
 from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Nothing, Talk, Unknown, continues_talk
+from proxy.slots.holding import Nothing, Talk, Unknown, continues_talk, share
 from proxy.slots.ledger import Look, is_as_long
 from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import choose
 from proxy.slots.verdict import judge
 
+SHARE_TOLERANCE = 16
+"""What two folders' names may have in common beyond what is known of two conversations, in tokens."""
 FAILED_RESUMES = 3
 """After so many in a row host memory holds nothing of what we believe: it is too small, or off."""
 
@@ -38,8 +40,10 @@ class Accounting:
         old = ledger.slots[slot].holds
         is_copied = choice is not None and choice.slot == slot and choice.copies
         is_moved = ticket.plan.source is Source.RESUME and self._context.has_slots_moved
-        if self._context.model.able.keeps_copies and (is_copied or is_moved):
+        if self._context.model.able.keeps_copies and is_copied:
             ledger.copied(old)
+        elif self._context.model.able.keeps_copies and is_moved:
+            ticket.displaced = old  # moved to host memory or overwritten: its own figures will tell
         if continues_talk(ticket.need, old) and isinstance(old, Talk):
             ledger.taken(old)
         elif (copy := ledger.longest_copy(ticket.need)) is not None:
@@ -64,12 +68,13 @@ class Accounting:
         # Without a status the client has left before it came; the server may have begun all the same.
         if ticket.slot is not None and ticket.status in (0, HTTPStatus.OK) and not ticket.is_reclaimed:
             self._enter_outcome(ticket, ticket.slot, looks)
+        self._enter_displaced(ticket)
         self._context.observe(looks, () if ticket.slot is None else (ticket.slot,))
         if ticket.figures is not None:
             self._learn(ticket, ticket.figures)
 
     def _enter_outcome(self, ticket: Ticket, slot: int, looks: list[Look]) -> None:
-        """The slot holds the conversation now; unless a later task has found it idle and had it moved away."""
+        """The slot holds the conversation now; unless a later task had it moved away, or has taken the slot itself."""
         ledger, able = self._context.model.ledger, self._context.model.able
         look = next((look for look in looks if look.slot == slot), None)
         moved = self._outcome(ticket, ())
@@ -77,9 +82,17 @@ class Accounting:
         if look is None or not (is_later and able.clears_idle and able.keeps_copies) or is_as_long(moved, look):
             ledger.hold(slot, self._outcome(ticket, looks))
             return
-        ledger.copied(moved)
         is_empty = look.n_tokens == 0 and not look.is_busy
+        if is_empty:
+            ledger.copied(moved)
         ledger.hold(slot, Nothing() if is_empty else Unknown(look.n_tokens), has_run=False)
+
+    def _enter_displaced(self, ticket: Ticket) -> None:
+        """Who reused more than could be had from what its slot held before was loaded there, and that moved away."""
+        if ticket.displaced is None or ticket.figures is None:
+            return
+        if (ticket.figures.cache_n or 0) > (share(ticket.need, ticket.displaced) or 0) + SHARE_TOLERANCE:
+            self._context.model.ledger.copied(ticket.displaced)
 
     def _learn(self, ticket: Ticket, figures: Figures) -> None:
         """What the figures say of our rendering and of what was claimed."""

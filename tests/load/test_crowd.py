@@ -11,7 +11,7 @@ from tests.load.crowded import CLIENTS, crowded
 from tests.load.traces import CONTEXT
 from tests.serving.running import running
 
-SECONDS = 12.0
+SECONDS = 30.0
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
