@@ -12,7 +12,7 @@ from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Nothing, Talk, Unknown, continues_talk, share
-from proxy.slots.ledger import Look, is_as_long
+from proxy.slots.ledger import Look
 from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import choose
 from proxy.slots.verdict import judge
@@ -74,18 +74,16 @@ class Accounting:
             self._learn(ticket, ticket.figures)
 
     def _enter_outcome(self, ticket: Ticket, slot: int, looks: list[Look]) -> None:
-        """The slot holds the conversation now; unless a later task had it moved away, or has taken the slot itself."""
+        """The slot holds the conversation now; unless a later task has found it idle and had it moved away."""
         ledger, able = self._context.model.ledger, self._context.model.able
         look = next((look for look in looks if look.slot == slot), None)
-        moved = self._outcome(ticket, ())
         is_later = look is not None and ticket.seen is not None and look.task != ticket.seen.task
-        if look is None or not (is_later and able.clears_idle and able.keeps_copies) or is_as_long(moved, look):
+        is_empty = look is not None and look.n_tokens == 0 and not look.is_busy
+        if is_later and is_empty and able.clears_idle and able.keeps_copies:
+            ledger.copied(self._outcome(ticket, ()))
+            ledger.hold(slot, Nothing(), has_run=False)
+        else:
             ledger.hold(slot, self._outcome(ticket, looks))
-            return
-        is_empty = look.n_tokens == 0 and not look.is_busy
-        if is_empty:
-            ledger.copied(moved)
-        ledger.hold(slot, Nothing() if is_empty else Unknown(look.n_tokens), has_run=False)
 
     def _enter_displaced(self, ticket: Ticket) -> None:
         """Who reused more than could be had from what its slot held before was loaded there, and that moved away."""
