@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Self
 
 from proxy.checkpoints.index_file import IndexRead, IndexState, read_index, write_index
+from proxy.checkpoints.private_file import write_privately
 from proxy.checkpoints.record import Checkpoint
 from proxy.checkpoints.slot_directory import sync_directory
 
@@ -213,18 +214,7 @@ class Index:
         return path
 
     def _write(self, raw: bytes) -> None:
-        temporary = self.directory / f"{INDEX_NAME}.tmp"
-        try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(raw)
-                file.flush()
-                os.fsync(fd)
-            temporary.replace(self.directory / INDEX_NAME)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(self.directory)
+        write_privately(self.directory / INDEX_NAME, raw, self.directory / f"{INDEX_NAME}.tmp")
 
     def _failed(self, error: OSError) -> str | None:
         failure = error.strerror or str(error)

@@ -139,8 +139,8 @@ class Trials:
         client, auth = self.met.client, self.met.auth
         text = " ".join(secrets.token_hex(2) for _ in range(N_TOKENS))
         tokens = (await client.tokenize(text, auth))[: N_TOKENS + 1]
-        await client.prefill_as_clients_do(tokens[:-1], auth, TRY_S)
-        again = await client.prefill_as_clients_do(tokens, auth, TRY_S)
+        await client.prefill_plainly(tokens[:-1], auth, TRY_S)
+        again = await client.prefill_plainly(tokens, auth, TRY_S)
         if again.cache_n:
             return ok("reuse", "a prompt that goes on is reused")
         words = "a prompt that goes on is prefilled again as a whole: nothing that is prepared is of use"

@@ -1,16 +1,15 @@
 """Our own calls to llama-server: each a typed question with a typed answer, or a `ControlFailed` that says why not.
 
-Owns paths, bodies and the reading of answers; refuses to decide when a call is safe. Each call takes the headers that
+Owns paths, bodies and what counts as a failure; refuses to decide when a call is safe. Each call takes the headers that
 authorise it (the client's own, or the configured key's), so that nobody's key serves anybody else. A status of 500 and
 up, or an answer that isn't what it should be, is a failure like a refused connection: the caller goes on without.
+Counterpart: `replies` reads what the server says.
 """
 
 import os
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeGuard
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -18,13 +17,24 @@ import orjson
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.errors import PrefixCacheError
+from proxy.llama.replies import (
+    SlotFile,
+    Warmed,
+    are_tokens,
+    count,
+    error_message,
+    event_of,
+    is_count,
+    look,
+    top_logprobs,
+    warmed,
+)
 from proxy.llama.upstream import Upstream
 from proxy.slots.ledger import Look
 
 Auth = Mapping[str, str]
 NO_OUTPUT = 'root ::= ""'
 """A grammar that allows nothing: the one token that is sampled is always end-of-text, never half a character."""
-MAX_TOLD = 200
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
@@ -51,25 +61,6 @@ class ControlFailed(PrefixCacheError):  # noqa: N818
         """The server's own words; of a call that carries a prompt they may quote it."""
         self.is_broken = is_broken
         """The server took the request and then dropped the connection: it may have died of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Warmed:
-    """What came of prefilling a prompt."""
-
-    slot: int
-    """-1 where the answer did not say."""
-    prompt_n: int
-    cache_n: int
-    prompt_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class SlotFile:
-    """What the server says of a state file it has written or read."""
-
-    n_tokens: int
-    n_bytes: int
 
 
 class LlamaClient:
@@ -115,7 +106,7 @@ class LlamaClient:
         told = await self._json("GET", "/slots", auth, timeout_s=timeout_s)
         if not isinstance(told, list):
             raise ControlFailed("/slots did not answer with a list")
-        return [_look(slot) for slot in told if isinstance(slot, dict) and _is_count(slot.get("id"))]
+        return [look(slot) for slot in told if isinstance(slot, dict) and is_count(slot.get("id"))]
 
     async def can_render(self, auth: Auth) -> None:
         """Have it render something that any server can; raises ControlFailed where it can't."""
@@ -133,7 +124,7 @@ class LlamaClient:
         """`POST /tokenize`, as the server tokenises a rendered prompt."""
         body = self._named({"content": text, "add_special": True, "parse_special": True})
         told = await self._object("POST", "/tokenize", auth, orjson.dumps(body))
-        if not _are_tokens(tokens := told.get("tokens")):
+        if not are_tokens(tokens := told.get("tokens")):
             raise ControlFailed("/tokenize answered without token ids")
         return tokens
 
@@ -156,23 +147,17 @@ class LlamaClient:
         body = self._completion(tokens)
         del body["cache_prompt"]
         told = await self._object("POST", "/completion", auth, orjson.dumps(body), timeout_s=timeout_s)
-        return _warmed(told)
+        return _figures(told)
 
     async def prefill_chat(self, body: bytes, auth: Auth, timeout_s: float) -> Warmed:
         """The fallback where tokens can't be had: a chat request that generates nothing."""
         return await self._streamed("/v1/chat/completions", body, auth, timeout_s, None)
 
-    async def prefill_as_clients_do(self, tokens: Sequence[int], auth: Auth, timeout_s: float) -> Warmed:
-        """Prefill without asking for reuse: whether there is any is the server's default."""
-        body = {name: value for name, value in self._completion(tokens).items() if name != "cache_prompt"}
-        told = await self._object("POST", "/completion", auth, orjson.dumps(body), timeout_s=timeout_s)
-        return _warmed(told)
-
     async def count_chat(self, body: bytes, auth: Auth, timeout_s: float) -> int:
         """`POST /v1/chat/completions`, not streamed: how many prompt tokens the server counted; 0 if it is silent."""
         told = await self._object("POST", "/v1/chat/completions", auth, body, timeout_s=timeout_s)
         usage = told.get("usage")
-        return _count(usage, "prompt_tokens") if isinstance(usage, dict) else 0
+        return count(usage, "prompt_tokens") if isinstance(usage, dict) else 0
 
     async def lets_act(self, auth: Auth) -> bool:
         """Whether slot actions are on: a name with a path is refused before anything is done, where they are."""
@@ -203,12 +188,12 @@ class LlamaClient:
     async def save(self, slot: int, filename: str, auth: Auth, timeout_s: float) -> SlotFile:
         """Write a slot's state to a file in the server's own directory."""
         told = await self._act(slot, "save", {"filename": filename}, auth, timeout_s)
-        return SlotFile(_count(told, "n_saved"), _count(told, "n_written"))
+        return SlotFile(count(told, "n_saved"), count(told, "n_written"))
 
     async def restore(self, slot: int, filename: str, auth: Auth, timeout_s: float) -> SlotFile:
         """Read a slot's state from a file; on any failure the slot is empty."""
         told = await self._act(slot, "restore", {"filename": filename}, auth, timeout_s)
-        return SlotFile(_count(told, "n_restored"), _count(told, "n_read"))
+        return SlotFile(count(told, "n_restored"), count(told, "n_read"))
 
     async def probabilities(
         self, tokens: Sequence[int], auth: Auth, timeout_s: float, count: int = 5
@@ -216,7 +201,7 @@ class LlamaClient:
         """Prefill, and tell the log-probabilities of the likeliest next tokens by token id."""
         body = {**self._completion(tokens), "n_probs": count, "response_fields": [*_FIELDS, "completion_probabilities"]}
         told = await self._object("POST", "/completion", auth, orjson.dumps(body), timeout_s=timeout_s)
-        return _warmed(told), _top_logprobs(told)
+        return _figures(told), _logprobs(told)
 
     def _completion(self, tokens: Sequence[int]) -> dict[str, Any]:
         return self._named(
@@ -262,7 +247,7 @@ class LlamaClient:
         except _CALL_ERRORS as error:
             raise self._failed(path, error) from error
         if answer.status != HTTPStatus.OK:
-            raise ControlFailed(path, answer.status, told=_told(text))
+            raise ControlFailed(path, answer.status, told=error_message(text))
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
@@ -284,15 +269,15 @@ class LlamaClient:
                 if answer.status != HTTPStatus.OK:
                     raise ControlFailed(path, answer.status)
                 async for line in answer.content:
-                    event = _event(line)
+                    event = event_of(line)
                     last = event if "timings" in event else last
                     if progressed and isinstance(told := event.get("prompt_progress"), dict):
-                        progressed(_count(told, "processed"))
+                        progressed(count(told, "processed"))
         except _CALL_ERRORS as error:
             raise self._failed(path, error) from error
         if not last:
             raise ControlFailed(f"{path} ended without figures")
-        return _warmed(last)
+        return _figures(last)
 
     def _failed(self, path: str, error: Exception) -> ControlFailed:
         if isinstance(error, aiohttp.ClientConnectorError):
@@ -321,15 +306,6 @@ _CALL_ERRORS = (
 _NO_SUCH_PATH = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 
 
-def _told(body: bytes) -> str:
-    """The message of an error as llama-server shapes it, as far as it is text and short."""
-    try:
-        message = orjson.loads(body)["error"]["message"]
-    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
-        return ""
-    return "".join(c for c in message[:MAX_TOLD] if c.isprintable()) if isinstance(message, str) else ""
-
-
 def _cause(error: aiohttp.ClientConnectorError) -> str:
     number = error.os_error.errno
     return os.strerror(number).lower() if number and number > 0 else "its name leads nowhere"
@@ -341,69 +317,13 @@ def _headers(auth: Auth, body: bytes | None) -> dict[str, str]:
     return {**auth, "Content-Type": "application/json"} if body is not None else dict(auth)
 
 
-def _event(line: bytes) -> dict[str, Any]:
-    if not line.startswith(b"data:"):
-        return {}
-    try:
-        told = orjson.loads(line[5:])
-    except orjson.JSONDecodeError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _are_tokens(value: Any) -> TypeGuard[list[int]]:
-    """Whether these are token ids; there may be half a million of them, so nothing here looks at one by one."""
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        return False
-    try:
-        return min(array("i", value), default=0) >= 0
-    except OverflowError:
-        return False
-
-
-def _count(told: Mapping[str, Any], name: str) -> int:
-    value = told.get(name)
-    return value if isinstance(value, int) and _is_count(value) else 0
-
-
-def _warmed(told: Mapping[str, Any]) -> Warmed:
-    timings = told.get("timings")
-    if not isinstance(timings, dict):
+def _figures(told: Mapping[str, Any]) -> Warmed:
+    if (found := warmed(told)) is None:
         raise ControlFailed("the answer has no timings")
-    slot = told.get("id_slot")
-    took = timings.get("prompt_ms")
-    return Warmed(
-        slot if isinstance(slot, int) and _is_count(slot) else -1,
-        _count(timings, "prompt_n"),
-        _count(timings, "cache_n"),
-        float(took) if isinstance(took, int | float) else 0.0,
-    )
+    return found
 
 
-def _look(slot: Mapping[str, Any]) -> Look:
-    task = slot.get("id_task")
-    busy = slot.get("is_processing")
-    # Builds that number no tasks say -1 for "none yet"; a slot that ran something and tells no length is an older one.
-    number = task if isinstance(task, int) and _is_count(task) else None
-    tells_length = number is None or "n_prompt_tokens" in slot
-    return Look(
-        _count(slot, "id"),
-        number,
-        _count(slot, "n_prompt_tokens"),
-        busy is True,
-        tells_length,
-        n_processed=_count(slot, "n_prompt_tokens_processed"),
-        n_cache=_count(slot, "n_prompt_tokens_cache"),
-    )
-
-
-def _top_logprobs(told: Mapping[str, Any]) -> dict[int, float]:
-    try:
-        top = told["completion_probabilities"][0]["top_logprobs"]
-        return {int(entry["id"]): float(entry["logprob"]) for entry in top}
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ControlFailed("the answer has no log-probabilities") from error
+def _logprobs(told: Mapping[str, Any]) -> dict[int, float]:
+    if (found := top_logprobs(told)) is None:
+        raise ControlFailed("the answer has no log-probabilities")
+    return found

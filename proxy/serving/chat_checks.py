@@ -7,7 +7,7 @@ words of the one who started it can tell why. Only on models that roll back: no 
 
 import orjson
 
-from proxy.llama.client import Warmed
+from proxy.llama.replies import Warmed
 from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.ticket import Ticket

@@ -11,7 +11,8 @@ from http import HTTPStatus
 
 from proxy.checkpoints.key import final_name
 from proxy.checkpoints.record import Checkpoint
-from proxy.llama.client import ControlFailed, Warmed
+from proxy.llama.client import ControlFailed
+from proxy.llama.replies import Warmed
 from proxy.serving.adapters import are_as_met
 from proxy.serving.chat_checks import ChatChecks
 from proxy.serving.context import Context, PlanAgain, PlanBroken

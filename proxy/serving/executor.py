@@ -12,7 +12,8 @@ import asyncio
 import time
 from collections.abc import Coroutine
 
-from proxy.llama.client import Auth, ControlFailed, Warmed
+from proxy.llama.client import Auth, ControlFailed
+from proxy.llama.replies import Warmed
 from proxy.serving.checkpoint_steps import CheckpointSteps
 from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from proxy.checkpoints.private_file import write_privately
 from proxy.llama.identity import Process
 from proxy.slots.capabilities import Capabilities
 
@@ -62,11 +63,4 @@ def _read(directory: Path) -> dict[str, Found]:
 
 def _write(directory: Path, raw: bytes) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = directory / f"{NAME}.{os.getpid()}.tmp"
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(raw)
-        temporary.replace(directory / NAME)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_privately(directory / NAME, raw, directory / f"{NAME}.{os.getpid()}.tmp")

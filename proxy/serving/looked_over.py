@@ -13,6 +13,7 @@ from pathlib import Path
 
 import orjson
 
+from proxy.checkpoints.private_file import write_privately
 from proxy.slots.ledger import Look
 
 NAME = "doctor.json"
@@ -30,9 +31,7 @@ def note(directory: Path, marker: str, looks: Sequence[Look]) -> bool:
     told = {"process": marker, "tasks": _tasks(looks)}
     with suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(directory / NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(orjson.dumps(told))
+        write_privately(directory / NAME, orjson.dumps(told), directory / f"{NAME}.{os.getpid()}.tmp")
         return True
     return False
 

@@ -10,8 +10,8 @@ Neither closes the gap altogether: the server may free a slot in the very pass i
 
 import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from proxy.llama.client import ControlFailed
 from proxy.serving.context import Context
@@ -50,11 +50,10 @@ class Neighbours:
             return False
         free = {look.slot for look in await model.client.slots(ticket.visit.auth) if not look.is_busy}
         over = [self._inside[b.lease] for b in sharing if b.slot in free and b.lease in self._inside]
-        ends = [asyncio.ensure_future(one.over.wait()) for one in over]
-        if ends:
-            await asyncio.wait(ends, timeout=ENDS_S)
-        for end in ends:
-            end.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENDS_S):
+                for one in over:
+                    await one.over.wait()
         # The look may have taken a batch's time, and show the slots as they were before it.
         return model.ledger.n_ended != ticket.n_ended
 
@@ -68,27 +67,38 @@ class Neighbours:
         is_loaded = ticket.plan.source is Source.RESUME and model.able.keeps_copies and model.able.clears_idle
         if not is_loaded or not self.sharing(ticket):
             return
-        self._context.pulses += 1
-        first = asyncio.Event()
-        pulsing = self._context.spawn(self._pulse(ticket, first))
-        waiting = asyncio.ensure_future(first.wait())
-        await asyncio.wait({waiting, pulsing}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        with self._pulsing():
+            if not await self._push(ticket):
+                return
+        self._context.spawn(self._go_on_pushing(ticket))
         await asyncio.sleep(HEAD_START_S)
 
-    async def _pulse(self, ticket: Ticket, first: asyncio.Event) -> None:
+    async def _go_on_pushing(self, ticket: Ticket) -> None:
         """One at a time: more of them would take the slots that the request could get."""
-        model, auth = self._context.model, ticket.visit.auth
-        try:
+        with self._pulsing():
             for pause in PULSE_PAUSES_S:
                 if ticket.has_begun or ticket.slot is not None or ticket.over.is_set():
                     break
-                await model.client.copy(None, auth, self._context.settings.control_timeout)
-                first.set()
+                if not await self._push(ticket):
+                    break
                 await asyncio.sleep(pause)
             with suppress(ControlFailed):
-                looks = await model.client.slots(auth)
+                looks = await self._context.model.client.slots(ticket.visit.auth)
                 self._context.observe(looks, [look.slot for look in looks if self._context.is_new(look)])
+
+    async def _push(self, ticket: Ticket) -> bool:
+        """One empty task; False where it fails: then it goes without."""
+        try:
+            await self._context.model.client.copy(None, ticket.visit.auth, self._context.settings.control_timeout)
+        except ControlFailed:
+            return False
+        return True
+
+    @contextmanager
+    def _pulsing(self) -> Iterator[None]:
+        self._context.pulses += 1
+        try:
+            yield
         finally:
             self._context.pulses -= 1
             self._context.pulsed_at = time.monotonic()

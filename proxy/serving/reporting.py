@@ -7,7 +7,7 @@ said once per reason, then at most every hour, with how often they came.
 import time
 from collections.abc import Sequence
 
-from proxy.llama.client import SlotFile, Warmed
+from proxy.llama.replies import SlotFile, Warmed
 from proxy.logs import SaidOnce, get_logger
 from proxy.request.fingerprint import shown
 from proxy.serving.events import (

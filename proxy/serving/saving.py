@@ -19,7 +19,7 @@ from proxy.checkpoints.inspection import Expected, FileVerdict, Inspection, insp
 from proxy.checkpoints.key import final_name, temporary_name
 from proxy.checkpoints.record import Checkpoint
 from proxy.checkpoints.state_file import Header
-from proxy.llama.client import SlotFile
+from proxy.llama.replies import SlotFile
 from proxy.request.fingerprint import ModelIdentity
 from proxy.serving.shelf import Shelf, identity_text
 

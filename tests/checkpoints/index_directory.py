@@ -2,27 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from proxy.checkpoints.index import Index
-from tests.checkpoints.state_files import KEY, OTHER_KEY, checkpoint
-
 NOW = 1_700_000_000.0
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "cache" / "index"
-
-
-@pytest.fixture
-def written(directory: Path) -> Path:
-    """A directory with a good index of two checkpoints, its proxy ended."""
-    index = Index.open(directory, NOW)
-    index.put(checkpoint(KEY, fingerprints=("f1",)))
-    index.put(checkpoint(OTHER_KEY, fingerprints=("f2",)))
-    assert index.close() is None
-    return directory
 
 
 def names(directory: Path) -> set[str]:

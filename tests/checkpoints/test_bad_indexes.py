@@ -6,11 +6,8 @@ import pytest
 
 from proxy.checkpoints.index import EXTENSION_NAME, INDEX_NAME, LOCK_NAME, Index
 from proxy.checkpoints.index_file import write_index
-from tests.checkpoints.index_directory import NOW, directory, names, written
+from tests.checkpoints.index_directory import NOW, names
 from tests.checkpoints.state_files import KEY, OTHER_KEY, checkpoint
-
-__all__ = ["directory", "written"]
-
 
 ASIDE = f"{INDEX_NAME}.corrupt-{int(NOW)}"
 

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from proxy.checkpoints.index import INDEX_NAME, LOCK_NAME, Index
-from tests.checkpoints.index_directory import NOW, directory, written
+from tests.checkpoints.index_directory import NOW
 from tests.checkpoints.state_files import KEY, OTHER_KEY, checkpoint
-
-__all__ = ["directory", "written"]
 
 
 @pytest.fixture

@@ -12,10 +12,8 @@ import pytest
 
 from proxy.checkpoints.index import INDEX_NAME, LOCK_NAME, Index
 from proxy.checkpoints.record import Checkpoint
-from tests.checkpoints.index_directory import NOW, directory, names, written
+from tests.checkpoints.index_directory import NOW, names
 from tests.checkpoints.state_files import KEY, OTHER_KEY, checkpoint
-
-__all__ = ["directory", "written"]
 
 
 def test_a_full_disk_is_said_once_and_the_index_goes_on(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from proxy.commands.admin_client import AdminClient, Answer, NobodyThereError
-from tests.commands.typed import Terminal, terminal
+from tests.commands.typed import Terminal
 from tests.conftest import StartLlama
 from tests.serving.admin.administered import Administered, administered, answering, persisting
 from tests.serving.running import sessions
-
-__all__ = ["terminal"]
 
 COMMANDS = (("ls",), ("show", "a"), ("rm", "a"), ("prune",), ("status",), ("warm",), ("explain",))
 ASKING = (("status",), ("warm",), ("explain",))

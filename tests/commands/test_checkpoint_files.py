@@ -12,9 +12,7 @@ from proxy.checkpoints.index_file import read_index
 from proxy.checkpoints.inspection import seal_of
 from proxy.checkpoints.key import bad_name, final_name, temporary_name
 from tests.checkpoints.state_files import KEY, OTHER_KEY, checkpoint, state_file
-from tests.commands.typed import Said, Terminal, terminal
-
-__all__ = ["terminal"]
+from tests.commands.typed import Said, Terminal
 
 NOW = time.time()
 DAY = 86_400.0

@@ -24,14 +24,12 @@ from proxy.demo.servers import LlamaServer, ServerBinary
 from proxy.llama.client import LlamaClient
 from proxy.settings import PREFIX
 from tests.checkpoints.state_files import KEY, checkpoint
-from tests.commands.typed import Said, Terminal, terminal
+from tests.commands.typed import Said, Terminal
 from tests.packaging.files import as_user
 from tests.packaging.served import OURS, environment
 from tests.serving.admin.administered import administered, answering
 from tests.serving.routers import Router
 from tests.serving.running import ask_server, sessions
-
-__all__ = ["terminal"]
 
 NOBODY = 20_004
 SECRET = "sk-clinic"

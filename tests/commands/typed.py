@@ -1,18 +1,13 @@
 """A command as a person types it: what it writes, and its exit code."""
 
 import asyncio
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-import structlog
 
 from proxy.__main__ import main
-from proxy.settings import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +41,3 @@ class Terminal:
     async def beside(self, *words: object) -> Said:
         """Run a command while a proxy runs in this process."""
         return await asyncio.to_thread(self.type, *words)
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Terminal]:
-    """Where commands are typed."""
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
-    monkeypatch.setenv("COLUMNS", "200")
-    yield Terminal(capsys)
-    structlog.reset_defaults()  # a command says where its lines go

@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from proxy.demo.processes import free_port
-from proxy.llama.client import NO_OUTPUT, ControlFailed, LlamaClient, SlotFile
+from proxy.llama.client import NO_OUTPUT, ControlFailed, LlamaClient
+from proxy.llama.replies import SlotFile
 from proxy.slots.ledger import Look
 from tests.conftest import StartLlama
 from tests.llama.calling import NO_KEY, calling

@@ -1,7 +1,15 @@
 """Random but valid HTTP: what a request or an answer may consist of, and the ways in which its bytes may arrive."""
 
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 from hypothesis import strategies as st
 
+from tests.wire import Message, Peer, Script
+
+P = TypeVar("P")
 TOKEN = st.text(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.!#$%&'*+^`|~", min_size=1, max_size=12
 )
@@ -48,3 +56,21 @@ def framed(body: bytes, cuts: list[int], in_chunks: bool) -> tuple[list[bytes], 
 
 def lines(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
     return [b"%b: %b" % pair for pair in headers]
+
+
+class Bench(Generic[P]):
+    """One proxy and one loop for all examples; the answer to the next request is set by the example."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.runner = runner
+        self.stack = contextlib.AsyncExitStack()
+        self.pieces: list[bytes] = []
+        self.path: P
+
+    async def reply(self, peer: Peer, _: Message) -> None:
+        for piece in self.pieces:
+            await peer.send(piece)
+            await asyncio.sleep(0)
+
+    async def open(self, path: Callable[[Script], contextlib.AbstractAsyncContextManager[P]]) -> None:
+        self.path = await self.stack.enter_async_context(path(self.reply))

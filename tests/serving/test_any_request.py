@@ -1,7 +1,6 @@
 """Through the whole proxy, engine included: no byte is altered either way, and no piece is kept back."""
 
 import asyncio
-import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -12,7 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.slots.plan import Source
-from tests.serving.random_http import BODY, CUTS, HEADERS, METHODS, SPECIAL, TARGET, VALUE, chunked, framed, lines
+from tests.serving.random_http import (
+    BODY,
+    CUTS,
+    HEADERS,
+    METHODS,
+    SPECIAL,
+    TARGET,
+    VALUE,
+    Bench,
+    chunked,
+    framed,
+    lines,
+)
 from tests.serving.route import HOST, answer
 from tests.serving.running import sessions
 from tests.serving.scripted import MARK, Whole, whole
@@ -75,29 +86,11 @@ REPLY = BODY | st.just(b'data: {"timings":{"prompt_n":9,"cache_n":891}}\n\ndata:
 STATUS = st.sampled_from([b"200 OK", b"201 Made Just So", b"401 No", b"404 Not Found", b"503 Loading", b"299 "])
 
 
-class Bench:
-    """One proxy and one loop for all examples; the answer to the next request is set by the example."""
-
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self.runner = runner
-        self.stack = contextlib.AsyncExitStack()
-        self.pieces: list[bytes] = []
-        self.path: Whole
-
-    async def reply(self, peer: Peer, _: Message) -> None:
-        for piece in self.pieces:
-            await peer.send(piece)
-            await asyncio.sleep(0)
-
-    async def open(self) -> None:
-        self.path = await self.stack.enter_async_context(whole(self.reply))
-
-
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
+def bench() -> Iterator[Bench[Whole]]:
     with asyncio.Runner() as runner:
-        bench = Bench(runner)
-        runner.run(bench.open())
+        bench = Bench[Whole](runner)
+        runner.run(bench.open(whole))
         yield bench
         heard = bench.path.proxied.heard
         runner.run(bench.stack.aclose())
@@ -109,7 +102,7 @@ def bench() -> Iterator[Bench]:
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), in_chunks=st.booleans(), cuts=CUTS, reply=REPLY, reply_in_chunks=st.booleans(), reply_cuts=CUTS)
 def test_any_request_and_any_answer_pass_unaltered(
-    bench: Bench,
+    bench: Bench[Whole],
     *,
     is_chat: bool,
     data: st.DataObject,

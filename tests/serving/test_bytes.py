@@ -4,39 +4,22 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.serving.random_http import BODY, CUTS, HEADERS, METHODS, SPECIAL, TARGET, chunked, framed, lines
+from tests.serving.random_http import BODY, CUTS, HEADERS, METHODS, SPECIAL, TARGET, Bench, chunked, framed, lines
 from tests.serving.route import HOST, Route, answer, route
 from tests.wire import Message, Peer, client
 
 
-class Bench:
-    """One route and one loop for all examples; the answer to the next request is set by the example."""
-
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self.runner = runner
-        self.stack = contextlib.AsyncExitStack()
-        self.pieces: list[bytes] = []
-        self.path: Route
-
-    async def script(self, peer: Peer, _: Message) -> None:
-        for piece in self.pieces:
-            await peer.send(piece)
-            await asyncio.sleep(0)
-
-    async def open(self, limit: int | None) -> None:
-        self.path = await self.stack.enter_async_context(route(self.script, limit=limit))
-
-
 @pytest.fixture(scope="module", params=[None, 1 << 28], ids=["streamed", "whole"])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench[Route]]:
     with asyncio.Runner() as runner:
-        bench = Bench(runner)
-        runner.run(bench.open(request.param))
+        bench = Bench[Route](runner)
+        runner.run(bench.open(partial(route, limit=request.param)))
         yield bench
         runner.run(bench.stack.aclose())
 
@@ -48,7 +31,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     status=st.sampled_from([b"200 OK", b"201 Made Just So", b"404 Not Found", b"503 Loading", b"299 "]),
 )  # fmt: skip
 def test_any_request_and_any_answer_pass_unaltered(
-    bench: Bench,
+    bench: Bench[Route],
     *,
     method: bytes,
     target: bytes,

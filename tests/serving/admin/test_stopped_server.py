@@ -9,12 +9,11 @@ import pytest
 import structlog
 
 from proxy import logs
-from tests.commands.typed import Terminal, terminal
+from tests.commands.typed import Terminal
 from tests.conftest import StartLlama
 from tests.serving.admin.administered import administered
 from tests.serving.running import sessions
 
-__all__ = ["terminal"]
 FIRST, SECOND, THIRD = sessions("/a", "/b", "/c", tokens=600)
 
 

@@ -13,9 +13,8 @@ from proxy.checkpoints.index_file import IndexRead, IndexState, read_index
 from proxy.checkpoints.key import FileKind, final_name, parse_name
 from proxy.demo.models import Kind
 from proxy.demo.servers import LlamaServer
-from proxy.llama.client import LlamaClient, SlotFile
-from proxy.serving import acquaintance
-from proxy.serving.lifecycle import Lifecycle
+from proxy.llama.client import LlamaClient
+from proxy.llama.replies import SlotFile
 from tests.conftest import StartLlama
 from tests.serving.running import Answer, Running, running, sessions, telling
 
@@ -104,13 +103,6 @@ class Place:
         return not self.files(FileKind.TEMPORARY) and not marks and set(known) <= set(names)
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Empty directories for one test, on a machine that may be busy: a server is not given up after a moment."""
-    monkeypatch.setattr(acquaintance, "GLANCE_S", 5.0)
-    return Place(tmp_path)
-
-
 def crash(server: LlamaServer, *flags: str, under: Running | None = None) -> None:
     """kill -9, and start again on the same port; loading a model of normal size takes longer than a moment."""
     server.kill()
@@ -144,18 +136,6 @@ class Calls:
         return f"{self.saves} saves, {self.restores} restores"
 
     __hash__ = None  # type: ignore[assignment]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Counts saves and restores, the probe's own included."""
-    return Calls(monkeypatch)
-
-
-@pytest.fixture
-def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy does nothing by itself: a test calls the lifecycle when it is time."""
-    monkeypatch.setattr(Lifecycle, "start", lambda _: None)
 
 
 async def saved(place: Place, server: LlamaServer, tokens: int = TOKENS) -> Path:

@@ -19,15 +19,10 @@ from tests.serving.checkpoints.persisting import (
     QUIET,
     Calls,
     Place,
-    calls,
-    place,
     reasons,
-    unwatched,
 )
 from tests.serving.checkpoints.prepared import PROBES, ask_new, recovers, started
 from tests.serving.running import distance
-
-__all__ = ["calls", "place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

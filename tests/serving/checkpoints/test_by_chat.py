@@ -4,12 +4,10 @@ import pytest
 
 from proxy.serving.chat_checks import OTHER_USER, divergent
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import DENSE, QUIET, Calls, Place, calls, crash, place, unwatched
+from tests.serving.checkpoints.persisting import DENSE, QUIET, Calls, Place, crash
 from tests.serving.checkpoints.prepared import ask_new, started
 from tests.serving.checkpoints.relay import relaying
 from tests.serving.running import distance, sessions
-
-__all__ = ["calls", "place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 ONE, TWO, THREE = sessions("/one", "/two", "/three", tokens=600)

@@ -14,11 +14,8 @@ from proxy.demo.servers import LlamaServer, ServerBinary
 from proxy.llama.client import ControlFailed, LlamaClient
 from proxy.serving import saving
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import DENSE, Calls, Place, calls, crash, place, unwatched
+from tests.serving.checkpoints.persisting import DENSE, Calls, Place, crash
 from tests.serving.running import ask_directly, sessions
-
-__all__ = ["calls", "place", "unwatched"]
-
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

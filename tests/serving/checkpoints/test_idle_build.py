@@ -16,15 +16,10 @@ from tests.serving.checkpoints.persisting import (
     Place,
     Setup,
     both,
-    calls,
     crash,
-    place,
     slot_flags,
-    unwatched,
 )
 from tests.serving.running import Running, sessions
-
-__all__ = ["calls", "place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

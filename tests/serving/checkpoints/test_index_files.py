@@ -14,16 +14,11 @@ from tests.serving.checkpoints.persisting import (
     DENSE,
     Calls,
     Place,
-    calls,
     crash,
-    place,
     reasons,
     saved,
-    unwatched,
 )
 from tests.serving.running import sessions
-
-__all__ = ["calls", "place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 ONE, TWO, THREE = sessions("/one", "/two", "/three", tokens=600)

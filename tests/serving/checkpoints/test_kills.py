@@ -13,12 +13,10 @@ from proxy.checkpoints.key import FileKind
 from proxy.demo.proxies import ProxyProcess
 from proxy.demo.servers import LlamaServer
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import HYBRID, QUIET, Place, crash, place, told, unwatched
+from tests.serving.checkpoints.persisting import HYBRID, QUIET, Place, crash, told
 from tests.serving.checkpoints.prepared import ask_new, started
 from tests.serving.checkpoints.relay import Relay, When, relaying
 from tests.serving.running import Answer, ask, distance, talking
-
-__all__ = ["place", "unwatched"]
 
 SAVING = ["prefill", "save", "beyond", "restore", "chat"]
 """What is asked of the server where there is no checkpoint and the model can't roll back."""

@@ -14,10 +14,8 @@ from proxy.demo.sessions import next_turn
 from proxy.serving import housekeeping, known_servers
 from tests.checkpoints.state_files import checkpoint, state_file
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import DENSE, Calls, Place, calls, crash, place, reasons, unwatched
+from tests.serving.checkpoints.persisting import DENSE, Calls, Place, crash, reasons
 from tests.serving.running import sessions
-
-__all__ = ["calls", "place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 SMALL: dict[str, Any] = {"tokens": 600}

@@ -12,10 +12,8 @@ from proxy.demo.models import LAYERS, WIDTH
 from proxy.demo.servers import LlamaServer
 from proxy.serving.saving import ADAPTERS
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, TOKENS, Place, crash, place, told, unwatched
+from tests.serving.checkpoints.persisting import DENSE, EXACT, QUIET, TOKENS, Place, crash, told
 from tests.serving.running import Answer, Running, ask_directly, ask_server, distance, sessions
-
-__all__ = ["place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 RANK = 2

@@ -19,18 +19,12 @@ from tests.serving.checkpoints.persisting import (
     TOKENS,
     Calls,
     Place,
-    calls,
     crash,
-    place,
     saved,
     told,
-    unwatched,
 )
 from tests.serving.checkpoints.prepared import PROBES, ask_new, recovers, started
 from tests.serving.running import ask_directly, distance, sessions
-
-__all__ = ["calls", "place", "unwatched"]
-
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

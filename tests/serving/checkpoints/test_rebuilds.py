@@ -18,17 +18,12 @@ from tests.serving.checkpoints.persisting import (
     Place,
     Setup,
     both,
-    calls,
     crash,
-    place,
     reasons,
     saved,
-    unwatched,
 )
 from tests.serving.checkpoints.prepared import ask_new, started
 from tests.serving.running import ask_directly, distance, sessions
-
-__all__ = ["calls", "place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 ONE, TWO, THREE = sessions("/one", "/two", "/three", tokens=600)

@@ -10,19 +10,14 @@ from tests.serving.checkpoints.persisting import (
     Place,
     Setup,
     both,
-    calls,
     crash,
-    place,
     reasons,
     saved,
     setups,
     slot_flags,
     told,
-    unwatched,
 )
 from tests.serving.running import ask_directly, distance, sessions
-
-__all__ = ["calls", "place", "unwatched"]
 
 
 @setups

@@ -21,17 +21,12 @@ from tests.serving.checkpoints.persisting import (
     Place,
     Setup,
     both,
-    calls,
     crash,
-    place,
     setups,
-    unwatched,
 )
 from tests.serving.checkpoints.prepared import started
 from tests.serving.checkpoints.relay import relaying
 from tests.serving.running import Running, ask_server, sessions
-
-__all__ = ["calls", "place", "unwatched"]
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 (NEW,) = sessions("/new", tokens=TOKENS)

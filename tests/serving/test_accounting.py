@@ -1,0 +1,113 @@
+"""What became of a conversation whose slot somebody else has got, by the figures of both."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from proxy.llama.answer import Figures
+from proxy.serving.accounting import Accounting
+from proxy.serving.context import Context
+from proxy.serving.model import Model
+from proxy.serving.neighbours import Neighbours
+from proxy.serving.reporting import Reporter
+from proxy.serving.ticket import Ticket
+from proxy.serving.visit import Visit, understand
+from proxy.settings import Settings
+from proxy.slots.capabilities import Capabilities
+from proxy.slots.holding import Holding, Nothing
+from proxy.slots.ledger import Look
+from proxy.slots.plan import Plan, Source
+from tests.serving.running import sessions
+from tests.slots.beliefs import PREFIX_TOKENS, ledger, look, need, talk
+
+DEFAULT_FLAGS = Capabilities(total_slots=2, keeps_copies=True, clears_idle=True, shows_slots=True)
+OURS, THEIRS = talk("ab"), talk("x")  # of which more than half is prefix: the server would not copy it by itself
+
+
+class Client:
+    """Shows slots, and has something happen meanwhile."""
+
+    def __init__(self, *shown: Look) -> None:
+        self.shown = list(shown)
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def slots(self, *_: Any) -> list[Look]:
+        self.meanwhile()
+        return self.shown
+
+
+def context(*holds: Holding, client: Client | None = None) -> Context:
+    settings = Settings(_env_file=None)  # type: ignore[call-arg]
+    model = Model(cast("Any", client or Client()), able=DEFAULT_FLAGS)
+    model.ledger = ledger(*holds)
+    return Context(settings, Reporter(), cast("Any", SimpleNamespace(used=lambda *_: None)), model)
+
+
+def ticket(number: int = 1, visit: Visit | None = None) -> Ticket:
+    nobody = Visit(None, None, "not_json", may_prepare=False, client="unknown", auth={})
+    made = Ticket(number, visit or nobody, lambda _: None, lambda _: None, 25.0)
+    made.status, made.is_whole = 200, True
+    return made
+
+
+def figures(cache_n: int) -> Figures:
+    return Figures(20, cache_n, 8, 1.0, 1.0, "timings")
+
+
+@pytest.mark.parametrize(
+    ("cache_n", "is_kept"), [(OURS.n_tokens, True), (PREFIX_TOKENS, False)], ids=["its own", "what the slot had"]
+)
+def test_who_came_back_whole_has_overwritten_nobody(cache_n: int, is_kept: bool) -> None:
+    """Loaded from host memory, after the slot's content had been moved there; or put on top of that content."""
+    at = context(THEIRS, Nothing())
+    at.model.ledger.copied(OURS)
+    at.pulsed_at = time.monotonic()
+    resumed = ticket()
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
+    accounting = Accounting(at)
+    accounting.take_slot(resumed, 0)
+    resumed.figures = figures(cache_n)
+    accounting.enter(resumed, [])
+    assert is_kept == (THEIRS in at.model.ledger.copies.values())
+    assert OURS not in at.model.ledger.copies.values()
+
+
+@pytest.mark.parametrize(
+    ("later", "is_kept"), [(look(0, 9, 0), True), (look(0, 9, 300, is_busy=True), False)], ids=["emptied", "taken"]
+)
+def test_a_slot_that_went_on_before_its_account(later: Look, is_kept: bool) -> None:
+    """Empty, with a later task: moved to host memory. At work for somebody else: perhaps on top of it."""
+    at = context(Nothing(), Nothing())
+    ended = ticket(visit=understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
+    ended.slot, ended.seen, ended.figures = 0, look(0, 5, 10, is_busy=True), figures(0)
+    Accounting(at).enter(ended, [later])
+    assert is_kept == bool(at.model.ledger.copies)
+
+
+async def test_a_neighbour_whose_account_comes_during_the_look() -> None:
+    """The look itself still shows it at work."""
+    client = Client(look(0, 5, 300, is_busy=True), look(1, None))
+    at = context(talk("az"), Nothing(), client=client)
+    other, mine = ticket(1), ticket(2)
+    at.model.ledger.lease(0, other.number)
+    mine.need = need("ab")
+    neighbours = Neighbours(at, {1: other})
+    assert not await neighbours.have_ended(mine)
+    client.meanwhile = lambda: at.model.ledger.release(other.number)
+    assert await neighbours.have_ended(mine)
+
+
+async def test_a_slow_reader_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slot is free, and its answer still being read: a moment, and no more."""
+    monkeypatch.setattr("proxy.serving.neighbours.ENDS_S", 0.01)
+    at = context(talk("az"), Nothing(), client=Client(look(0, 5, 300), look(1, None)))
+    at.model.ledger.lease(0, 1)
+    mine = ticket(2)
+    mine.need = need("ab")
+    async with asyncio.timeout(1):
+        assert not await Neighbours(at, {1: ticket(1)}).have_ended(mine)
