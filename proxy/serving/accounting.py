@@ -11,14 +11,12 @@ from proxy.llama.answer import Figures
 from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Nothing, Talk, Unknown, continues_talk, share
+from proxy.slots.holding import Holding, Nothing, Talk, Unknown, continues_talk, share
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Restore, Source
-from proxy.slots.prediction import choose
+from proxy.slots.prediction import choose, is_overwritten, loaded
 from proxy.slots.verdict import judge
 
-SHARE_TOLERANCE = 16
-"""What two folders' names may have in common beyond what is known of two conversations, in tokens."""
 FAILED_RESUMES = 3
 """After so many in a row host memory holds nothing of what we believe: it is too small, or off."""
 
@@ -37,19 +35,15 @@ class Accounting:
         choice = choose(ticket.need, ledger.idle())
         if ticket.plan.slot is not None:
             self._context.report.predicted(ticket, slot)
-        old = ledger.slots[slot].holds
+        ticket.before = old = ledger.slots[slot].holds
         is_copied = choice is not None and choice.slot == slot and choice.copies
-        is_moved = ticket.plan.source is Source.RESUME and self._context.has_slots_moved
         if self._context.model.able.keeps_copies and is_copied:
             ledger.copied(old)
-        elif self._context.model.able.keeps_copies and is_moved:
-            ticket.displaced = old  # moved to host memory or overwritten: its own figures will tell
         if continues_talk(ticket.need, old) and isinstance(old, Talk):
             ledger.taken(old)
-        elif (copy := ledger.longest_copy(ticket.need)) is not None:
+        elif (copy := self._loaded(ticket, old)) is not None:
             ledger.taken(copy)
-        elif choice is None or choice.copies:
-            ledger.taken_for(ticket.need)
+            ticket.loaded = copy
         ledger.lease(slot, ticket.number)
         ticket.slot = slot
 
@@ -62,13 +56,19 @@ class Accounting:
             changed = [look.slot for look in looks if self._context.is_new(look)]
             if len(changed) == 1:
                 self.take_slot(ticket, changed[0])
+            if len(changed) == ticket.need.slots > 1 and ticket.status == HTTPStatus.OK:
+                for slot in changed:
+                    self._enter_outcome(ticket, slot, looks)
+                self._context.observe(looks, changed)
         ledger.release(ticket.number)
         if ticket.status == HTTPStatus.OK:
             ledger.may_be_hot = False
         # Without a status the client has left before it came; the server may have begun all the same.
         if ticket.slot is not None and ticket.status in (0, HTTPStatus.OK) and not ticket.is_reclaimed:
             self._enter_outcome(ticket, ticket.slot, looks)
-        self._enter_displaced(ticket)
+        if ticket.figures is not None and ticket.figures.cache_n is not None:
+            self._enter_displaced(ticket, ticket.figures.cache_n)
+            self._enter_loaded(ticket, ticket.figures.cache_n)
         self._context.observe(looks, () if ticket.slot is None else (ticket.slot,))
         if ticket.figures is not None:
             self._learn(ticket, ticket.figures)
@@ -80,17 +80,37 @@ class Accounting:
         is_later = look is not None and ticket.seen is not None and look.task != ticket.seen.task
         is_empty = look is not None and look.n_tokens == 0 and not look.is_busy
         if is_later and is_empty and able.clears_idle and able.keeps_copies:
-            ledger.copied(self._outcome(ticket, ()))
+            ledger.copied(self._outcome(ticket, None))
             ledger.hold(slot, Nothing(), has_run=False)
         else:
-            ledger.hold(slot, self._outcome(ticket, looks))
+            ledger.hold(slot, self._outcome(ticket, look), is_contested=is_later)
 
-    def _enter_displaced(self, ticket: Ticket) -> None:
-        """Who reused more than could be had from what its slot held before was loaded there, and that moved away."""
-        if ticket.displaced is None or ticket.figures is None:
+    def _loaded(self, ticket: Ticket, old: Holding) -> Talk | None:
+        """What the server loads from host memory; what was to be resumed, also where `old` is moved there only now."""
+        ledger = self._context.model.ledger
+        if found := loaded(ticket.need, old, ledger.copies.values()):
+            return found
+        return ledger.longest_copy(ticket.need) if ticket.plan.source is Source.RESUME else None
+
+    def _enter_displaced(self, ticket: Ticket, cache_n: int) -> None:
+        """What its slot was believed to hold moved to host memory, if its reuse can't have come from that."""
+        plan, copy = ticket.plan, ticket.loaded
+        is_resumed = plan.source is Source.RESUME and copy is not None and cache_n >= copy.n_prompt
+        is_restored = plan.source is Source.RESTORE and ticket.slot == plan.slot and cache_n == plan.expected_cache_n
+        if self._context.model.able.keeps_copies and (is_resumed or is_restored):
+            self._context.model.ledger.copied(ticket.before)
+
+    def _enter_loaded(self, ticket: Ticket, cache_n: int) -> None:
+        """Where less was reused than the copy has that was to be loaded, it was not: it is gone, or still there."""
+        copy, need, ledger = ticket.loaded, ticket.need, self._context.model.ledger
+        if copy is None or not continues_talk(need, copy) or cache_n >= copy.n_prompt:
             return
-        if (ticket.figures.cache_n or 0) > (share(ticket.need, ticket.displaced) or 0) + SHARE_TOLERANCE:
-            self._context.model.ledger.copied(ticket.displaced)
+        if is_overwritten(need, ticket.before):
+            ledger.copied(copy)  # the slot was freed just then, and the server did not look any farther
+            return
+        others = [talk for talk in ledger.copies.values() if (share(need, talk) or 0) <= cache_n]
+        if (other := loaded(need, ticket.before, others)) is not None:
+            ledger.taken(other)
 
     def _learn(self, ticket: Ticket, figures: Figures) -> None:
         """What the figures say of our rendering and of what was claimed."""
@@ -114,14 +134,16 @@ class Accounting:
             if (figures.cache_n or 0) >= n_tokens > 0:
                 self._context.store.used(key, name)
 
-    def _outcome(self, ticket: Ticket, looks: Iterable[Look]) -> Talk | Unknown:
+    def _outcome(self, ticket: Ticket, seen: Look | None) -> Talk | Unknown:
         figures, need, visit = ticket.figures, ticket.need, ticket.visit
-        seen = next((look for look in looks if look.slot == ticket.slot), None)
-        if not visit.chain or visit.request is None or not visit.may_prepare or visit.request.choices > 1:
+        if not visit.chain or visit.request is None or not visit.may_prepare:
             return Unknown(seen.n_tokens if seen else 0)
+        if seen is not None and ticket.seen is not None and seen.task != ticket.seen.task:
+            seen = None  # of somebody else already
         known = self._context.model.prefixes.get(visit.rendering)
         head = self._context.model.prefixes.get(visit.head)
-        is_whole = figures is not None and ticket.is_whole
+        # Of several answers nobody knows which one is in which slot.
+        is_whole = figures is not None and ticket.is_whole and visit.request.choices == 1
         prompt = (figures.prompt_tokens if figures else None) or 0
         answer = (figures.predicted_n if figures else None) or 0
         believed = prompt + max(0, answer - 1)
@@ -159,7 +181,7 @@ class Accounting:
         for belief in model.ledger.idle():
             if belief.slot != ticket.slot:
                 belief.holds = belief.holds if isinstance(belief.holds, Nothing) else Unknown(belief.holds.n_tokens)
-        if ticket.plan.source is Source.RESTORE:
+        if ticket.plan.source is Source.RESTORE and ticket.slot == ticket.plan.slot:  # else the file is not to blame
             for step in ticket.plan.steps:
                 if isinstance(step, Restore):
                     self._context.store.useless(step.key)

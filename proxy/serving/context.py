@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,16 @@ class Context:
             return False
         belief = self.model.ledger.slots[look.slot]
         return not belief.lease and (belief.seen is None or belief.seen.task != look.task)
+
+    def begun(self, looks: Sequence[Look]) -> Sequence[Look]:
+        """The slots that a request of ours which has just begun may be in.
+
+        A short answer is over already; the turn is still its request's, so no other of ours can have begun. Unless
+        empty tasks were sent ahead: those have left new numbers in idle slots, too.
+        """
+        new = [look for look in looks if self.is_new(look)]
+        busy = [look for look in new if look.is_busy]
+        return busy or ([] if self.has_slots_moved else new)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have something done meanwhile."""

@@ -245,8 +245,7 @@ class Engine:
         with suppress(ControlFailed):
             looks = await model.client.slots(ticket.visit.auth)
             new = [look for look in looks if self.context.is_new(look)]
-            # A short answer is over already; the turn is still this request's, so no other of ours can have begun.
-            fresh = [look for look in new if look.is_busy] or new
+            fresh = self.context.begun(looks)
             if len(fresh) == 1:
                 self.accounting.take_slot(ticket, fresh[0].slot)
                 ticket.seen = fresh[0]

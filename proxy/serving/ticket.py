@@ -12,7 +12,7 @@ from multidict import CIMultiDictProxy
 
 from proxy.llama.answer import AnswerReader, Figures
 from proxy.serving.visit import Visit
-from proxy.slots.holding import Holding, Need
+from proxy.slots.holding import Holding, Need, Nothing, Talk
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, nothing
 
@@ -38,8 +38,10 @@ class Ticket:
         self.places = 0
         """Slots taken at the gate."""
         self.slot: int | None = None
-        self.displaced: Holding | None = None
-        """What its slot was believed to hold, where it is not known what became of that."""
+        self.before: Holding = Nothing()
+        """What its slot was believed to hold before."""
+        self.loaded: Talk | None = None
+        """What the server was believed to load into its slot from host memory."""
         self.arrived = time.monotonic()
         self.patience_s = patience_s
         """How long it waits for work of ours at most."""

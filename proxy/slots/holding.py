@@ -8,7 +8,7 @@ the figure is exact for a prefix and a continuation and a proportional guess in 
 
 from dataclasses import dataclass
 
-from proxy.request.conversation import shared_messages
+from proxy.request.conversation import continues, shared_messages
 
 BYTES_PER_TOKEN = 3.5
 """For estimates of text that no answer has counted yet; low for English, so that tokens are not underestimated."""
@@ -96,7 +96,7 @@ class Need:
         return max(self.prefix_tokens, int(sum(self.sizes) / BYTES_PER_TOKEN))
 
 
-def is_rendered_alike(need: Need, talk: Talk) -> bool:
+def is_rendered_alike(need: Need | Talk, talk: Talk) -> bool:
     """Whether the same messages give the same tokens.
 
     So they do with the same inputs, and with others (a tool choice, another name for the model) that lead to the same
@@ -105,14 +105,14 @@ def is_rendered_alike(need: Need, talk: Talk) -> bool:
     return need.inputs == talk.inputs or (bool(need.prefix_key) and need.prefix_key == talk.prefix_key)
 
 
+def goes_beyond(holding: Holding, talk: Talk) -> bool:
+    """Whether a slot or a copy holds all of a conversation, and more of what was said after it."""
+    return isinstance(holding, Talk) and continues(holding.chain, talk.chain) and is_rendered_alike(holding, talk)
+
+
 def continues_talk(need: Need, holding: Holding) -> bool:
     """Whether the request appends to this conversation."""
-    return (
-        isinstance(holding, Talk)
-        and 0 < len(holding.chain) < len(need.chain)
-        and need.chain[len(holding.chain) - 1] == holding.chain[-1]
-        and is_rendered_alike(need, holding)
-    )
+    return isinstance(holding, Talk) and continues(need.chain, holding.chain) and is_rendered_alike(need, holding)
 
 
 def repeats_talk(need: Need, holding: Holding) -> bool:
@@ -146,10 +146,11 @@ def share(need: Need, holding: Holding) -> int | None:
 
 def _shared_with_talk(need: Need, talk: Talk) -> int:
     alike = shared_messages(need.chain, talk.chain) if is_rendered_alike(need, talk) else 0
-    if alike and alike == len(talk.chain):
-        return talk.n_tokens if len(need.chain) > alike else talk.n_prompt
     floor = common_tokens(need, talk.prefix_key, talk.head_key)
     floor = talk.prefix_tokens if talk.prefix_key and talk.prefix_key == need.prefix_key else floor
     floor = talk.head_tokens if talk.head_key and talk.head_key == need.head_key else floor
+    if alike and alike == len(talk.chain):
+        # Of an answer that was cut off nobody has counted the tokens.
+        return talk.n_tokens if len(need.chain) > alike else talk.n_prompt or max(floor, talk.n_tokens)
     total = sum(talk.sizes) or 1
     return max(floor, talk.n_prompt * sum(talk.sizes[:alike]) // total)

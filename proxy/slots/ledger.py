@@ -11,7 +11,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk, share
+from proxy.slots.holding import (
+    Holding,
+    Need,
+    Nothing,
+    Prefix,
+    Talk,
+    Unknown,
+    continues_talk,
+    goes_beyond,
+    repeats_talk,
+)
 
 MAX_COPIES = 256
 """Host-memory entries remembered; older ones are the first that the server evicts, too."""
@@ -46,11 +56,11 @@ class SlotBelief:
     seen: Look | None = None
     last_used: int = 0
     """Grows with each use; 0 for a slot that was never used."""
+    is_contested: bool = False
+    """Whether somebody's task was seen in it that may have overwritten what it is believed to hold."""
 
 
 PROBED_SLOTS = 2
-LEAST_KEPT = 0.25
-"""The server loads an entry of host memory only if at least this part of it would be kept."""
 
 
 class Ledger:
@@ -128,7 +138,7 @@ class Ledger:
         before = belief.holds
         if look.n_tokens == 0 and look.tells_length:
             was_moved = is_passed and not is_foreign  # the server makes room so when a task begins elsewhere
-            if was_moved:
+            if was_moved and not belief.is_contested:
                 self.copied(before)
             belief.holds = Nothing()
             return is_foreign or (isinstance(before, Prefix | Talk) and not was_moved)
@@ -162,10 +172,10 @@ class Ledger:
         unused = [b for b in self.slots if isinstance(b.holds, Nothing) and (b.seen is None or b.seen.task is None)]
         return self.saw_start or len(unused) >= PROBED_SLOTS
 
-    def hold(self, slot: int, holding: Holding, *, has_run: bool = True) -> None:
+    def hold(self, slot: int, holding: Holding, *, has_run: bool = True, is_contested: bool = False) -> None:
         """A slot now holds this, by our own doing; `has_run` is False where no completion did it (a restore)."""
         if 0 <= slot < len(self.slots):
-            self.slots[slot].holds = holding
+            self.slots[slot].holds, self.slots[slot].is_contested = holding, is_contested
             self.may_be_hot = self.may_be_hot and not isinstance(holding, Talk)
             if has_run and not isinstance(holding, Nothing):
                 self.used(slot)
@@ -194,22 +204,23 @@ class Ledger:
                     belief.seen = replace(belief.seen, is_busy=False)
 
     def copied(self, holding: Holding) -> None:
-        """The server has a copy of this in host memory."""
+        """The server has put this into host memory: unless it is there already, and instead of what it contains."""
         if isinstance(holding, Talk):
+            name = holding.inputs + holding.chain[-1]
+            if (there := self.copies.get(name)) is not None and there.n_tokens == holding.n_tokens:
+                return  # nothing new: it keeps its place among the others
+            if any(goes_beyond(talk, holding) for talk in self.copies.values()):
+                return  # it is contained in that one
+            for talk in [talk for talk in self.copies.values() if goes_beyond(holding, talk)]:
+                self.taken(talk)
             self.taken(holding)
-            self.copies[holding.inputs + holding.chain[-1]] = holding
+            self.copies[name] = holding
             while len(self.copies) > MAX_COPIES:
                 self.copies.popitem(last=False)
 
     def taken(self, talk: Talk) -> None:
         """A copy was loaded into a slot, or turned out to be gone."""
         self.copies.pop(talk.inputs + talk.chain[-1], None)
-
-    def taken_for(self, need: Need) -> None:
-        """The server loaded what fits a new conversation best, of those of which enough would be kept."""
-        fitting = [talk for talk in self.copies.values() if (share(need, talk) or 0) >= LEAST_KEPT * talk.n_tokens > 0]
-        if fitting:
-            self.taken(max(fitting, key=lambda talk: share(need, talk) or 0))
 
     def idle(self) -> list[SlotBelief]:
         """Slots with no request of ours, that were not seen working."""

@@ -24,7 +24,8 @@ the numbers stand again at the branches.
     it, forward (`hit`), unless a restore gives more; likewise one in host memory that the request goes back in
     (`resume`).
  9. a checkpoint exists: copy and clear what shares the prefix, restore, forward (`restore`).
-10. the prefix is in a slot that is busy: whoever builds it now does so in its own request anyway. Forward.
+10. the prefix is in a slot that is busy, and nothing is to be saved, or the request is in mid-conversation: whoever
+    builds it now does so in its own request anyway. Forward.
 11. in mid-conversation with a prefix never seen (tools switched, a prompt rewritten each turn): the request prefills it
     anyway, and it may never come again. Forward.
 12. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
@@ -47,11 +48,21 @@ from dataclasses import dataclass, replace
 
 from proxy.request.conversation import shared_messages
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk, share
+from proxy.slots.holding import (
+    Need,
+    Nothing,
+    Prefix,
+    Talk,
+    Unknown,
+    continues_talk,
+    goes_beyond,
+    repeats_talk,
+    share,
+)
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.only_slot import confined
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import SIMILARITY, choose
+from proxy.slots.prediction import SIMILARITY, choose, is_overwritten
 
 CHECKPOINT_SLACK = 2100
 """Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
@@ -138,7 +149,7 @@ def _build(
     may_save: bool,
     head: tuple[Step, ...],
 ) -> Plan:
-    if _is_busy_with_prefix(need, ledger):  # 10
+    if (need.has_past or not may_save) and _is_busy_with_prefix(need, ledger):  # 10
         return _unprepared("prefix_in_busy_slot", need, idle, able)
     if need.has_past:  # 11
         return _unprepared("mid_conversation", need, idle, able)
@@ -196,7 +207,13 @@ def _bare(key: str, need: Need, idle: Sequence[SlotBelief], able: Capabilities) 
 
 def _resume(need: Need, idle: Sequence[SlotBelief], talk: Talk, able: Capabilities) -> Plan:
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
-    return Plan(Source.RESUME, "host_memory_holds_conversation", _moved_out(in_the_way, idle, able), talk.prefix_tokens)
+    further = [b for b in in_the_way if goes_beyond(b.holds, talk) and is_overwritten(need, b.holds)]
+    if further and able.acts_on_slots is False:
+        return _unprepared("slot_goes_further", need, idle, able)
+    # Copied, such a slot would have the copy removed that is wanted; and the server would have overwritten its end.
+    emptied = [Clear(b.slot) for b in further]
+    moved = _moved_out([b for b in in_the_way if b not in further], idle, able)
+    return Plan(Source.RESUME, "host_memory_holds_conversation", (*emptied, *moved), talk.prefix_tokens)
 
 
 def _edited(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:

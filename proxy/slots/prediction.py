@@ -1,21 +1,25 @@
-"""Which idle slot the server will choose for a request, as a pure function of what we believe the slots hold.
+"""Which idle slot the server will choose for a request, and what it loads there, as pure functions of what we believe.
 
 The server's rule (llama.cpp, `get_available_slot`): among idle slots that hold something, the one that shares the
 longest prefix with the prompt, if that is more than a tenth of the prompt, the first such slot on a tie; otherwise the
 least recently used one, of never-used ones the last. If the chosen slot would keep at least half of what it holds, the
 rest is overwritten; if less, or if it was chosen as least recently used, its content is copied to host memory first and
-a better match is loaded from there, if there is one.
+a better match is loaded from there, if there is one (`server_prompt_cache::load`): it goes through the entries, oldest
+first, and one takes the place of another if more of it is kept and more of the prompt is in it, both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proxy.slots.holding import Need, share
+from proxy.request.conversation import shared_messages
+from proxy.slots.holding import Holding, Need, Nothing, Talk, share
 from proxy.slots.ledger import SlotBelief
 
 SIMILARITY = 0.1
 """`--slot-prompt-similarity`'s default."""
 KEEPS = 0.5
+LEAST_KEPT = 0.25
+"""Entries of host memory of which less would be kept are left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +48,24 @@ def choose(need: Need, idle: Sequence[SlotBelief]) -> Choice | None:
     oldest = min(b.last_used for _, b in shares)
     last = [b for _, b in shares if b.last_used == oldest][-1]
     return Choice(last.slot, share(need, last.holds) or 0, by_similarity=False, overwrites=False, copies=True)
+
+
+def is_overwritten(need: Need, held: Holding) -> bool:
+    """Whether the server, having chosen this slot, goes on from what it holds and does not look into host memory."""
+    shared = share(need, held) or 0
+    return shared > SIMILARITY * max(1, need.n_tokens) and shared >= KEEPS * held.n_tokens
+
+
+def loaded(need: Need, held: Holding, copies: Iterable[Talk]) -> Talk | None:
+    """The copy that the server loads into a slot that holds `held`; None where it looks for none or finds none."""
+    if is_overwritten(need, held):
+        return None
+    base = share(need, held) or 0
+    # Two of one folder share more than the prefix with the request, by how much is not known: messages tell who does.
+    keeps, alike, found = -1.0 if isinstance(held, Nothing) else base / max(1, held.n_tokens), (base, 0), None
+    for talk in copies:
+        n_tokens = share(need, talk) or 0
+        kept, common = n_tokens / max(1, talk.n_tokens), (n_tokens, shared_messages(need.chain, talk.chain))
+        if kept >= LEAST_KEPT and kept > keeps and common > alike:
+            keeps, alike, found = kept, common, talk
+    return found

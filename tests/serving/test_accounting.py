@@ -19,11 +19,11 @@ from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit, understand
 from proxy.settings import Settings
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Nothing
+from proxy.slots.holding import Holding, Nothing, Talk
 from proxy.slots.ledger import Look
-from proxy.slots.plan import Plan, Source
+from proxy.slots.plan import Plan, Restore, Source
 from tests.serving.running import sessions
-from tests.slots.beliefs import PREFIX_TOKENS, ledger, look, need, talk
+from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, ledger, look, need, talk
 
 DEFAULT_FLAGS = Capabilities(total_slots=2, keeps_copies=True, clears_idle=True, shows_slots=True)
 OURS, THEIRS = talk("ab"), talk("x")  # of which more than half is prefix: the server would not copy it by itself
@@ -73,8 +73,77 @@ def test_who_came_back_whole_has_overwritten_nobody(cache_n: int, is_kept: bool)
     accounting.take_slot(resumed, 0)
     resumed.figures = figures(cache_n)
     accounting.enter(resumed, [])
-    assert is_kept == (THEIRS in at.model.ledger.copies.values())
-    assert OURS not in at.model.ledger.copies.values()
+    # A slot of which half is kept is gone on from: what was to come back is where it was.
+    assert [THEIRS if is_kept else OURS] == [*at.model.ledger.copies.values()]
+
+
+def test_a_copy_that_was_not_there_was_not_loaded_but_another() -> None:
+    """From an empty slot: the reuse is that of another conversation of the same folder."""
+    at = context(Nothing(), Nothing())
+    for copy in (talk("wxyz"), talk("ay"), OURS):
+        at.model.ledger.copied(copy)
+    resumed = ticket()
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
+    accounting = Accounting(at)
+    accounting.take_slot(resumed, 0)
+    resumed.figures = figures(MESSAGE_TOKENS)
+    accounting.enter(resumed, [])
+    assert [talk("wxyz")] == [*at.model.ledger.copies.values()]
+
+
+@pytest.mark.parametrize(
+    ("prepared", "cache_n", "is_kept", "is_blamed"),
+    [
+        (0, PREFIX_TOKENS, True, False),
+        (1, PREFIX_TOKENS, False, False),
+        (0, PREFIX_TOKENS + 10, False, False),
+        (0, 0, False, True),
+        (1, 0, False, False),
+    ],
+    ids=["restored there", "went elsewhere", "reused what stood there", "useless", "useless, but went elsewhere"],
+)
+def test_a_restore_over_a_conversation_whose_account_came_late(
+    prepared: int, cache_n: int, is_kept: bool, is_blamed: bool
+) -> None:
+    """Moved to host memory before, if exactly the prefix was reused in the slot that was prepared."""
+    blamed: list[str] = []
+    at = context(talk("x"), Nothing())
+    at.store.useless = blamed.append  # type: ignore[assignment,method-assign]
+    restored = ticket()
+    steps = (Restore(prepared, "P"),)
+    restored.need = need("abc")
+    restored.plan = Plan(Source.RESTORE, "checkpoint_on_disk", steps, PREFIX_TOKENS, prepared)
+    accounting = Accounting(at)
+    accounting.take_slot(restored, 0)
+    restored.figures = figures(cache_n)
+    accounting.enter(restored, [])
+    assert is_kept == (talk("x") in at.model.ledger.copies.values())
+    assert is_blamed == bool(blamed)
+
+
+@pytest.mark.parametrize(("is_moved", "found"), [(False, [1]), (True, [])])
+def test_an_idle_slot_with_a_new_task(is_moved: bool, found: list[int]) -> None:
+    """A request that is over already; or one of the empty tasks that were sent ahead of somebody."""
+    at = context(Nothing(), Nothing(), Nothing())
+    at.model.ledger.observe([look(0, 3), look(1, 3), look(2, 3)])
+    at.pulsed_at = time.monotonic() if is_moved else at.pulsed_at
+    seen = [look(0, 3), look(1, 7, 28), look(2, 3)]
+    assert found == [one.slot for one in at.begun(seen)]
+    assert [2] == [one.slot for one in at.begun([*seen[:2], look(2, 8, 300, is_busy=True)])]
+
+
+def test_of_several_answers_each_slot_goes_on_from_the_prompt() -> None:
+    """Which of them is in which slot nobody knows; the prompt is in all."""
+    at = context(Nothing(), Nothing(), Nothing())
+    at.model.ledger.observe([look(0, 3), look(1, 3), look(2, 3)])
+    body = {**sessions("/a", tokens=100)[0], "n": 2}
+    ended = ticket(visit=understand(orjson.dumps(body), {}, at.settings))
+    ended.need, ended.figures = need("ab", slots=2), figures(0)
+    Accounting(at).enter(ended, [look(0, 7, 28), look(1, 8, 28), look(2, 3)])
+    holds = [belief.holds for belief in at.model.ledger.slots]
+    assert [False, False] == [isinstance(held, Talk) and held.is_whole for held in holds[:2]]
+    assert [ended.visit.chain] * 2 == [held.chain for held in holds if isinstance(held, Talk)]
+    assert Nothing() == holds[2]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +156,11 @@ def test_a_slot_that_went_on_before_its_account(later: Look, is_kept: bool) -> N
     ended.slot, ended.seen, ended.figures = 0, look(0, 5, 10, is_busy=True), figures(0)
     Accounting(at).enter(ended, [later])
     assert is_kept == bool(at.model.ledger.copies)
+    # The length that is seen is not its own any more.
+    assert ((0, False) if is_kept else (27, True)) == (
+        at.model.ledger.slots[0].holds.n_tokens,
+        at.model.ledger.slots[0].is_contested,
+    )
 
 
 async def test_a_neighbour_whose_account_comes_during_the_look() -> None:

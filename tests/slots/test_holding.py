@@ -1,5 +1,7 @@
 """What a request and a holding have in common, in tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.slots.holding import Holding, Nothing, Unknown, continues_talk, share
@@ -26,6 +28,13 @@ from tests.slots.beliefs import PREFIX_TOKENS, bare, need, talk
 def test_shared_tokens(holding: Holding, expected: int | None) -> None:
     """Exact for a prefix and a continuation, in proportion to the messages in between, never below the prefix."""
     assert expected == share(need("abc"), holding)
+
+
+@pytest.mark.parametrize(("n_tokens", "expected"), [(0, PREFIX_TOKENS), (260, 260)])
+def test_one_that_was_cut_off_and_is_repeated_shares_what_is_known_of_it(n_tokens: int, expected: int) -> None:
+    """Nobody has counted its prompt: the prefix at least, or as much as the slot was seen to hold."""
+    cut_off = replace(talk("abc", is_whole=False), n_prompt=0, n_tokens=n_tokens)
+    assert expected == share(need("abc"), cut_off)
 
 
 def test_two_requests_without_a_prefix_share_none() -> None:

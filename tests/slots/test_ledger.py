@@ -1,5 +1,7 @@
 """The ledger: what looks may take away, what they may not add, and what no sequence of events can break."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -188,15 +190,46 @@ def test_forgetting_keeps_the_leases() -> None:
     )
 
 
-def test_the_longest_copy_of_several_turns_is_the_one_to_resume() -> None:
-    """Of the copies that the request continues, the latest turn; never one of equal length (a retry)."""
+@pytest.mark.parametrize("turns", [("ab", "abcd"), ("abcd", "ab")], ids=["in order", "the later one first"])
+def test_of_several_turns_the_latest_is_the_one_to_resume(turns: tuple[str, ...]) -> None:
+    """The server keeps no prompt that another one contains, whichever came first."""
     made = ledger(Nothing())
-    for letters in ("ab", "abcd", "abcde", "xy"):
+    for letters in (*turns, "xy"):
         made.copied(talk(letters))
     assert talk("abcd") == made.longest_copy(need("abcdx"))
     made.taken(talk("abcd"))
-    assert talk("ab") == made.longest_copy(need("abcdx"))
-    assert talk("abcd") != made.longest_copy(need("abcd"))
+    assert made.longest_copy(need("abcdx")) is None
+
+
+def test_a_copy_takes_the_place_of_those_that_it_contains() -> None:
+    """The server removes a prompt that another begins with; one with other tools stays, and so does a longer one."""
+    made = ledger(Nothing())
+    other_tools = replace(talk("abc", "Q"), inputs=b"others")
+    for held in (talk("ab"), other_tools, talk("abx"), talk("abcd")):
+        made.copied(held)
+    assert [other_tools, talk("abcd")] == [c for c in made.copies.values() if c != talk("abx")]
+    assert talk("abx") in made.copies.values()
+
+
+def test_a_copy_that_is_there_already_keeps_its_place() -> None:
+    """The server skips it; which one it loads goes by their order."""
+    made = ledger(Nothing())
+    for letters in ("ab", "xy", "ab"):
+        made.copied(talk(letters))
+    assert [talk("ab"), talk("xy")] == [*made.copies.values()]
+    made.copied(talk("ab", answer=30))
+    assert [talk("xy"), talk("ab", answer=30)] == [*made.copies.values()]
+
+
+@pytest.mark.parametrize("is_contested", [False, True])
+def test_what_may_have_been_overwritten_was_not_moved(is_contested: bool) -> None:
+    """A slot is found empty after a later task elsewhere: it was copied, unless another task stood in it before."""
+    made = ledger(Nothing(), Nothing())
+    made.observe([look(0, 5, 220), look(1, 4)])
+    made.hold(0, talk("ab"), is_contested=is_contested)
+    made.observe([look(0, 5, 0), look(1, 7, 900)], ours=[1])
+    assert ([] if is_contested else [talk("ab")]) == [*made.copies.values()]
+    assert Nothing() == made.slots[0].holds
 
 
 def test_copies_are_bounded_and_only_conversations_are_remembered() -> None:

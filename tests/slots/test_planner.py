@@ -164,6 +164,25 @@ def test_nothing_is_cleared_that_was_not_copied_first() -> None:
         assert Copy(slot) in steps[: steps.index(Clear(slot))]
 
 
+def test_a_slot_that_went_on_from_the_wanted_copy_is_emptied_without_a_copy() -> None:
+    """A copy of it would have the server remove the one that is wanted: it contains that one."""
+    told = plan(need("abx", has_past=True), with_copy("ab", talk("abc"), Nothing()), ABLE)
+    assert (Source.RESUME, (Clear(0),)) == (told.source, told.steps)
+
+
+def test_a_slot_that_went_far_beyond_is_kept() -> None:
+    """The server itself would copy it rather than overwrite it."""
+    steps = plan(need("abx", has_past=True), with_copy("ab", talk("abcdef")), ABLE).steps
+    assert (Copy(0), Clear(0)) == steps
+
+
+def test_where_it_cannot_be_emptied_the_server_goes_on_from_it() -> None:
+    """Without slot actions; nothing is copied either, so that the earlier one stays."""
+    able = replace(ABLE, acts_on_slots=False)
+    told = plan(need("abx", has_past=True), with_copy("ab", talk("abc"), Nothing()), able)
+    assert (Source.NONE, "slot_goes_further") == (told.source, told.reason)
+
+
 def test_unknown_content_is_out_of_the_way_too() -> None:
     """It may share the prefix."""
     assert Clear(0) in plan(need("abc"), with_copy("ab", Unknown(900)), ABLE).steps
@@ -339,7 +358,12 @@ def test_nothing_is_restored_where_that_is_known_to_be_useless(able: Capabilitie
 
 
 def test_a_prefix_that_a_busy_slot_holds_is_not_built_again_beside_it() -> None:
-    told = plan(FIRST, ledger(talk("ax"), Nothing(), busy=(0,)), NO_ROLLBACK)
+    """Unless it is to be saved, for all that come after; in mid-conversation it may be the wrong thing to do."""
+    made = ledger(talk("ax"), Nothing(), busy=(0,))
+    told = plan(FIRST, made, NO_ROLLBACK)
+    assert (Source.NONE, "prefix_in_busy_slot") == (told.source, told.reason)
+    assert Source.WARM_UP is plan(FIRST, made, NO_ROLLBACK, Disk(may_save=True)).source
+    told = plan(need("abc", has_past=True), made, NO_ROLLBACK, Disk(may_save=True))
     assert (Source.NONE, "prefix_in_busy_slot") == (told.source, told.reason)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxy.slots.holding import Need, Nothing, Unknown
-from proxy.slots.prediction import Choice, choose
+from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown
+from proxy.slots.prediction import Choice, choose, is_overwritten, loaded
 from tests.slots.beliefs import PREFIX_TOKENS, bare, chain, ledger, need, sizes, talk
 
 
@@ -70,3 +70,41 @@ def test_a_request_of_no_size_is_no_match() -> None:
     """Nothing to divide by."""
     assert choose(Need(), ledger(bare()).slots) == Choice(0, 0, by_similarity=False, overwrites=False, copies=True)
     assert choose(Need(chain("a"), sizes("a"), "P", PREFIX_TOKENS), ledger(bare()).slots) is not None
+
+
+# --- what the server loads from host memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("copies", "expected"),
+    [
+        ([talk("ax"), talk("ab")], talk("ab")),
+        ([talk("ab"), talk("ax")], talk("ab")),
+        ([talk("ax"), talk("ay")], talk("ax")),
+        ([talk("axy"), talk("ax")], talk("axy")),
+        ([talk("x" * 9), talk("ax")], talk("ax")),
+        ([talk("ax" * 9)], None),
+        ([], None),
+    ],
+    ids=["continued", "whatever the order", "the first of equals", "no better", "both", "too little kept", "none"],
+)
+def test_the_copy_of_which_more_is_kept_and_more_is_used(copies: list[Talk], expected: Talk | None) -> None:
+    """Both must be better than in the one found before; of less than a quarter nothing is taken."""
+    assert expected == loaded(need("abc"), Nothing(), copies)
+
+
+def test_of_those_that_share_the_prefix_one_of_the_same_folder_is_better() -> None:
+    """How many tokens more is not known, only that it is more: the system message is the same."""
+    elsewhere, here = talk("xyz"), Talk(chain("ay"), (10, 9000), 130, 132, "P", PREFIX_TOKENS)
+    assert here == loaded(need("abc"), Nothing(), [elsewhere, here])
+
+
+@pytest.mark.parametrize(
+    ("held", "finds"),
+    [(Nothing(), True), (bare(), False), (talk("ax"), True), (talk("ax", answer=0), False), (Unknown(9), True)],
+    ids=["empty", "the prefix", "less than half", "half of it", "unknown"],
+)
+def test_a_slot_that_keeps_half_has_the_server_look_no_farther(held: Holding, finds: bool) -> None:
+    """It goes on from there, however much better a copy would be."""
+    assert finds is not is_overwritten(need("abc"), held)
+    assert (talk("ab") if finds else None) == loaded(need("abc"), held, [talk("ab")])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from proxy.demo.servers import LlamaServer
-from proxy.slots.holding import BYTES_PER_TOKEN, Need, Nothing, Talk
+from proxy.slots.holding import BYTES_PER_TOKEN, Need, Nothing, Talk, share
 from proxy.slots.ledger import Ledger, Look
-from proxy.slots.prediction import Choice, choose
+from proxy.slots.prediction import Choice, choose, is_overwritten, loaded
 from tests.conftest import StartLlama
 from tests.demo.asking import ask
 from tests.slots.beliefs import chain
@@ -18,6 +18,10 @@ WORDS = "abcdefghijklmnopqrstuvwxyz"
 """A prompt is a text, each letter a message of two tokens, so that two prompts share whole messages or none."""
 FIRST_TOKEN = 300
 REQUESTS = 60
+LOADING_REQUESTS = 50
+"""Of two copies that serve alike the wrong one may be believed gone; so a belief does not stay right for ever."""
+LOADED = 10
+"""Of these, so many at least must have had something loaded, or nothing was tried."""
 
 
 def tokens(prompt: str) -> list[int]:
@@ -38,6 +42,10 @@ class Watched:
 
     def __init__(self, server: LlamaServer) -> None:
         self.server = server
+        self.reuse = 0
+        """Tokens that the last request should have reused."""
+        self.has_loaded = False
+        """Whether they came from host memory."""
         looks = self.looks()
         self.ledger = Ledger(len(looks))
         self.ledger.first_look(looks)
@@ -57,15 +65,25 @@ class Watched:
 
     def request(self, prompt: str) -> tuple[Choice | None, int, int]:
         """Our choice, the server's, and how many tokens it reused."""
-        expected = choose(needed(prompt), self.ledger.idle())
+        need = needed(prompt)
+        expected = choose(need, self.ledger.idle())
         answer = self.complete(tokens(prompt))
         slot = answer["id_slot"]
+        old = self.ledger.slots[slot].holds
+        if not is_overwritten(need, old):
+            self.ledger.copied(old)
+        copy = loaded(need, old, self.ledger.copies.values())
+        self.has_loaded = copy is not None
+        if copy is not None:
+            self.ledger.taken(copy)
+        self.reuse = share(need, copy or old) or 0
         self.ledger.hold(slot, held(prompt))
         self.ledger.observe(self.looks(), [slot])
         return expected, slot, answer["timings"]["cache_n"]
 
     def copy(self, slot: int) -> None:
         self.complete([[]], id_slot=slot)
+        self.ledger.copied(self.ledger.slots[slot].holds)
         self.ledger.observe(self.looks(), [slot])
 
     def erase(self, slot: int) -> None:
@@ -108,6 +126,28 @@ def test_the_server_takes_the_slot_that_was_predicted(
             watched.copy(dice.randrange(len(watched.ledger.slots)))
         if dice.random() < 0.1:
             watched.erase(dice.randrange(len(watched.ledger.slots)))
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("-np", "4", "--no-cache-idle-slots"), ("-np", "1")], ids=lambda flags: " ".join(flags) or "default"
+)
+def test_the_server_loads_the_copy_that_was_predicted(
+    start_llama: StartLlama, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """As many tokens are reused as that copy, or else the slot, has in common with the prompt."""
+    watched = Watched(start_llama("dense", *flags, "--slot-save-path", str(tmp_path), ctx=4096))
+    dice, known = random.Random(2), list[str]()
+    n_loaded = 0
+    for number in range(LOADING_REQUESTS):
+        prompt = some_prompt(dice, known)
+        known.append(prompt)
+        _, _, cache_n = watched.request(prompt)
+        n_loaded += watched.has_loaded
+        # One token at least is prefilled.
+        assert min(watched.reuse, 2 * len(prompt) - 1) == cache_n, f"request {number} {prompt!r} of {known}"
+        if dice.random() < 0.2:
+            watched.copy(dice.randrange(len(watched.ledger.slots)))
+    assert n_loaded >= LOADED
 
 
 def test_a_strangers_requests_are_noticed_and_the_next_choices_are_right_again(start_llama: StartLlama) -> None:
