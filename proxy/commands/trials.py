@@ -34,6 +34,7 @@ from proxy.slots.ledger import Look
 TRY_S = 20.0
 PROBE_KEY = "0" * 16
 MANY = 30
+LOOKS, LOOKS_APART_S = 10, 0.1
 ASK_AGAIN = "ask again beside the running proxy, or right after llama-server's start"
 TOO_SLOW = advice(
     "probe",
@@ -104,9 +105,17 @@ class Trials:
         found = await self._run(looks)
         if was_unused:
             with suppress(ControlFailed):
-                left = await self.met.client.slots(self.met.auth)
-                await asyncio.to_thread(note, directory, marker, left)
+                await self._note(directory, marker)
         return found
+
+    async def _note(self, directory: Path, marker: str) -> None:
+        """As soon as the slots are idle: the last trial is over for us a moment before it is for the server."""
+        for _ in range(LOOKS):
+            left = await self.met.client.slots(self.met.auth)
+            if not any(look.is_busy for look in left):
+                await asyncio.to_thread(note, directory, marker, left)
+                return
+            await asyncio.sleep(LOOKS_APART_S)
 
     async def _run(self, looks: list[Look] | None) -> list[Finding]:
         if looks is None or any(look.is_busy or look.n_tokens for look in looks):
