@@ -47,6 +47,12 @@ async def _real(client: LlamaClient, body: bytes, auth: Auth) -> list[int]:
         return []
 
 
+async def whole_prompt(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> list[int]:
+    """The request's own tokens; none where the server refuses to render it, or it is very long."""
+    body = variants(request, prefix)[0]
+    return await _real(client, body, auth) if len(body) <= MAX_COMPARED_BYTES else []
+
+
 async def exact_head(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> tuple[int, ...]:
     """The tokens that every request with this system text begins with; raises ControlFailed likewise."""
     return tuple(common_prefix(await _tokens(client, head_variants(request, prefix), auth)))

@@ -1,24 +1,28 @@
 """Neighbours: what requests that run beside one that is about to be forwarded may leave in its way.
 
 A slot that the server frees between planning and the request's arrival may share the request's beginning. It would be
-chosen and overwritten, and what was prepared would be in vain. Two things are done about it, and only where such a
+chosen and overwritten, and what was prepared would be in vain. Three things are done about it, and only where such a
 neighbour runs: a last look, before forwarding, whether one has ended, so that the plan is made again with what it left;
-and, where any task makes the server move idle slots to host memory, empty tasks right ahead of the request.
-
-Neither closes the gap altogether: the server may free a slot in the very pass in which it takes up the request.
+where any task makes the server move idle slots to host memory, empty tasks right ahead of whatever comes back from
+there; and what comes back is asked for by a prompt of ours, one token longer than what was kept. A request takes tens
+of milliseconds to the server's queue (it is rendered and tokenized there), that prompt about one: it and the empty task
+wait for the end of the same batch. In a slot of its own the conversation is the best choice for its request.
 """
 
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from proxy.llama.client import ControlFailed
+from proxy.llama.renderer import whole_prompt
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import share
+from proxy.slots.holding import Talk, Unknown, continues_talk, share
 from proxy.slots.ledger import SlotBelief
 from proxy.slots.plan import Source
+from proxy.slots.prediction import choose
 
 ENDS_S = 0.25
 """How long the end of an answer may take to come here after its slot is free; a slower reader isn't awaited."""
@@ -67,11 +71,46 @@ class Neighbours:
         is_loaded = ticket.plan.source is Source.RESUME and model.able.keeps_copies and model.able.clears_idle
         if not is_loaded or not self.sharing(ticket):
             return
+        talk = model.ledger.longest_copy(ticket.need)
+        tokens = await self._beginning(ticket, talk) if talk is not None else []
         with self._pulsing():
             if not await self._push(ticket):
                 return
+            if tokens and talk is not None:
+                await self._bring_back(ticket, talk, tokens)
+                return
         self._context.spawn(self._go_on_pushing(ticket))
         await asyncio.sleep(HEAD_START_S)
+
+    async def _beginning(self, ticket: Ticket, talk: Talk) -> list[int]:
+        """The tokens of the request that host memory has, and one more; none where they are not known."""
+        visit, client = ticket.visit, self._context.model.client
+        if visit.request is None or visit.prefix is None or not talk.is_whole or not continues_talk(ticket.need, talk):
+            return []
+        try:
+            tokens = await whole_prompt(client, visit.request, visit.prefix, visit.auth)
+        except ControlFailed:
+            return []
+        return tokens[: talk.n_tokens + 1] if talk.n_tokens + 1 < len(tokens) else []
+
+    async def _bring_back(self, ticket: Ticket, talk: Talk, tokens: list[int]) -> None:
+        """Have the server load the copy into a slot, right behind an empty task."""
+        context = self._context
+        ledger, expected = context.model.ledger, choose(ticket.need, context.model.ledger.idle())
+        # One only: a later one would move away again what has just come back.
+        ahead = context.spawn(self._push_and_look(ticket))
+        await asyncio.sleep(HEAD_START_S)
+        try:
+            limit_s = context.settings.warm_timeout
+            warmed = await context.model.client.prefill(tokens, ticket.visit.auth, limit_s)
+        except (ControlFailed, asyncio.CancelledError):
+            if expected is not None:
+                ledger.hold(expected.slot, Unknown())
+            raise
+        await ahead
+        context.report.warmed(warmed.slot, warmed)
+        ledger.taken(talk)
+        ledger.hold(warmed.slot, replace(talk, n_tokens=warmed.cache_n + warmed.prompt_n))
 
     async def _go_on_pushing(self, ticket: Ticket) -> None:
         """One at a time: more of them would take the slots that the request could get."""
@@ -82,9 +121,17 @@ class Neighbours:
                 if not await self._push(ticket):
                     break
                 await asyncio.sleep(pause)
-            with suppress(ControlFailed):
-                looks = await self._context.model.client.slots(ticket.visit.auth)
-                self._context.observe(looks, [look.slot for look in looks if self._context.is_new(look)])
+            await self._look(ticket)
+
+    async def _push_and_look(self, ticket: Ticket) -> None:
+        with self._pulsing():
+            await self._push(ticket)
+            await self._look(ticket)
+
+    async def _look(self, ticket: Ticket) -> None:
+        with suppress(ControlFailed):
+            looks = await self._context.model.client.slots(ticket.visit.auth)
+            self._context.observe(looks, [look.slot for look in looks if self._context.is_new(look)])
 
     async def _push(self, ticket: Ticket) -> bool:
         """One empty task; False where it fails: then it goes without."""

@@ -7,6 +7,7 @@ the beginning of the request, and would be chosen and overwritten.
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from proxy.demo.models import Kind
 from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import Body, next_turn
 from proxy.demo.vocabulary import WORDS
+from proxy.serving.neighbours import Neighbours
 from tests.conftest import StartLlama
 from tests.load.quiet import idle_server
 from tests.load.relay import Call, relay
@@ -49,10 +51,14 @@ class Held:
 
 
 class HeldRequest(Held):
-    """Holds back the chat request itself, and until the proxy has gone on minding its neighbours."""
+    """Holds back the chat request itself."""
 
     def is_meant(self, call: Call) -> bool:
         return call.path.endswith("/chat/completions")
+
+
+class HeldLonger(HeldRequest):
+    """Until the proxy has gone on minding its neighbours, too."""
 
     async def then(self) -> None:
         before = self.copies
@@ -85,11 +91,20 @@ def spare(answer: Answer, before: Answer) -> int:
     return answer.prefilled - (answer.prompt_tokens - before.prompt_tokens)
 
 
+@pytest.mark.parametrize("holds", [HeldRequest, HeldLonger], ids=["brought-back", "tokens-not-known"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_neighbour_ends_while_a_request_is_on_its_way(start_llama: StartLlama, kind: Kind) -> None:
+async def test_a_neighbour_ends_while_a_request_is_on_its_way(
+    start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch, kind: Kind, holds: type[HeldRequest]
+) -> None:
     """What comes back from host memory does not take the slot that has just become free."""
     server = start_llama(kind)
-    hold = HeldRequest(server)
+    hold = holds(server)
+    if holds is HeldLonger:
+
+        async def not_known(*_: Any) -> list[int]:
+            return []
+
+        monkeypatch.setattr(Neighbours, "_beginning", not_known)
     first, second = sessions("/a", "/b", tokens=2500)
     async with relay(server, hold) as url, running(url) as proxied:
         one = await proxied.ask(first)
@@ -102,6 +117,7 @@ async def test_a_neighbour_ends_while_a_request_is_on_its_way(start_llama: Start
         spoken = await talking
         later = await proxied.ask(next_turn(again, spoken.text, "and on"))
     assert hold.has_held
+    assert (holds is HeldRequest) == bool([warm_up for warm_up in proxied.heard.warm_ups if warm_up.prompt_n == 1])
     assert SLACK >= spare(resumed, one), proxied.reasons
     assert SLACK >= spare(later, spoken), proxied.reasons
 

@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +12,8 @@ import orjson
 import pytest
 
 from proxy.llama.answer import Figures
+from proxy.llama.client import ControlFailed
+from proxy.llama.replies import Warmed
 from proxy.serving.accounting import Accounting
 from proxy.serving.context import Context
 from proxy.serving.model import Model
@@ -19,7 +23,7 @@ from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit, understand
 from proxy.settings import Settings
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Nothing, Talk
+from proxy.slots.holding import Holding, Nothing, Talk, Unknown
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, Restore, Source
 from tests.serving.running import sessions
@@ -35,10 +39,27 @@ class Client:
     def __init__(self, *shown: Look) -> None:
         self.shown = list(shown)
         self.meanwhile: Callable[[], None] = lambda: None
+        self.asked: list[str | int] = []
+        self.fails = False
 
     async def slots(self, *_: Any) -> list[Look]:
         self.meanwhile()
         return self.shown
+
+    async def copy(self, *_: Any) -> None:
+        self.asked.append("copy")
+
+    async def render(self, *_: Any) -> str:
+        return "text"
+
+    async def tokenize(self, *_: Any) -> list[int]:
+        return [*range(OURS.n_tokens + 30)]
+
+    async def prefill(self, tokens: list[int], *_: Any) -> Warmed:
+        self.asked.append(len(tokens))
+        if self.fails:
+            raise ControlFailed("cut off")
+        return Warmed(1, 1, OURS.n_tokens, 1.0)
 
 
 def context(*holds: Holding, client: Client | None = None) -> Context:
@@ -174,6 +195,25 @@ async def test_a_neighbour_whose_account_comes_during_the_look() -> None:
     assert not await neighbours.have_ended(mine)
     client.meanwhile = lambda: at.model.ledger.release(other.number)
     assert await neighbours.have_ended(mine)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_host_memory_has_is_brought_back_beside_a_neighbour(fails: bool) -> None:
+    """By a prompt one token longer, between two empty tasks; where that fails nobody knows what the slot holds."""
+    client = Client(look(0, 5, 300, is_busy=True), look(1, 7, OURS.n_tokens + 1))
+    client.fails = fails
+    at = context(talk("az"), Nothing(), client=client)
+    at.model.ledger.lease(0, 1)
+    at.model.ledger.copied(OURS)
+    resumed = ticket(2, understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
+    with pytest.raises(ControlFailed) if fails else nullcontext():
+        await Neighbours(at, {1: ticket(1)}).keep_away(resumed)
+    await at.close()
+    assert ["copy", "copy", OURS.n_tokens + 1] == client.asked
+    came_back = replace(OURS, n_tokens=OURS.n_tokens + 1)
+    assert (Unknown() if fails else came_back) == at.model.ledger.slots[1].holds
+    assert ([OURS] if fails else []) == [*at.model.ledger.copies.values()]
 
 
 async def test_a_slow_reader_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
