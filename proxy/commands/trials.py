@@ -104,17 +104,16 @@ class Trials:
         )
         found = await self._run(looks)
         if was_unused:
-            with suppress(ControlFailed):
-                await self._note(directory, marker)
+            await self._note(directory, marker)
         return found
 
     async def _note(self, directory: Path, marker: str) -> None:
-        """As soon as the slots are idle: the last trial is over for us a moment before it is for the server."""
+        """As soon as the slots are idle and empty: the last trial is over for us a moment before it is for the server."""
         for _ in range(LOOKS):
-            left = await self.met.client.slots(self.met.auth)
-            if not any(look.is_busy for look in left):
-                await asyncio.to_thread(note, directory, marker, left)
-                return
+            with suppress(ControlFailed):
+                left = await self.met.client.slots(self.met.auth)
+                if await asyncio.to_thread(note, directory, marker, left):
+                    return
             await asyncio.sleep(LOOKS_APART_S)
 
     async def _run(self, looks: list[Look] | None) -> list[Finding]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.commands.trials import Trials
+from proxy.llama.client import ControlFailed
 from proxy.serving.looked_over import is_as_left
 from proxy.settings import Settings
 from proxy.slots.ledger import Look
@@ -17,27 +18,32 @@ from tests.slots.beliefs import look
 class Slots:
     """Shows slots, one look after the other; the last one again and again."""
 
-    def __init__(self, *looks: list[Look]) -> None:
+    def __init__(self, *looks: list[Look] | None) -> None:
         self.looks = list(looks)
 
     async def slots(self, _: Any) -> list[Look]:
-        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        found = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if found is None:
+            raise ControlFailed("timed out")
+        return found
 
 
-@pytest.mark.parametrize("n_busy", [0, 1, 5])
+BUSY, FULL, LEFT = [look(0, 7, 30, is_busy=True)], [look(0, 7, 30)], [look(0, 7)]
+
+
+@pytest.mark.parametrize("before", [[], [BUSY], [BUSY, FULL, None, BUSY]], ids=["at once", "later", "much later"])
 async def test_a_server_that_is_still_at_the_last_trial_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_busy: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[list[Look] | None]
 ) -> None:
-    """Its slots are noted as they were left, when they are idle."""
+    """Its slots are noted as they were left, when they are idle and empty; a look that fails is made again."""
 
     async def nothing(*_: Any) -> list[Any]:
         return []
 
     monkeypatch.setattr(Trials, "_run", nothing)
     monkeypatch.setattr("proxy.commands.trials.LOOKS_APART_S", 0.001)
-    left = [look(0, 7)]
-    client = Slots(*[[look(0, 7, 30, is_busy=True)]] * n_busy, left)
+    client = Slots(*before, LEFT)
     met = SimpleNamespace(looks=[look(0, None)], process=SimpleNamespace(marker="m"), client=client, auth={})
     settings = Settings(_env_file=None, dir=tmp_path / "index")  # type: ignore[call-arg]
     assert [] == await Trials(cast("Any", met), settings, may_save=True).run()
-    assert await asyncio.to_thread(is_as_left, tmp_path / "index", "m", left)
+    assert await asyncio.to_thread(is_as_left, tmp_path / "index", "m", LEFT)
