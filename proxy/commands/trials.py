@@ -108,7 +108,7 @@ class Trials:
         return found
 
     async def _note(self, directory: Path, marker: str) -> None:
-        """As soon as the slots are idle and empty: the last trial ends for us a moment before it does for the server."""
+        """As soon as the slots are idle and empty: for us the last trial ends a moment earlier."""
         for _ in range(LOOKS):
             with suppress(ControlFailed):
                 left = await self.met.client.slots(self.met.auth)
