@@ -124,8 +124,9 @@ def is_untouched(house: House) -> bool:
     return not any(slot.get("n_prompt_tokens") for slot in slots) and not list(house.slots.iterdir())
 
 
-def test_nothing_is_wrong_where_nothing_is(house: House, terminal: Terminal) -> None:
-    """Exit code 0, every check made, and the server and its directory are left as they were."""
+def test_nothing_is_wrong_where_nothing_is(build: Any, terminal: Terminal) -> None:
+    """Exit code 0, every check made, and the server and its directory are left as they were; nobody used it before."""
+    house: House = build()
     verdict = doctor(terminal, house.settings())
     assert (0, {}) == (verdict.said.code, verdict.faults), verdict.said.out
     made = {"settings", "server", "key", "model", "slots", "context", "slot actions", "slot directory", "roll back"}
