@@ -4,9 +4,10 @@ A slot that the server frees between planning and the request's arrival may shar
 chosen and overwritten, and what was prepared would be in vain. Three things are done about it, and only where such a
 neighbour runs: a last look, before forwarding, whether one has ended, so that the plan is made again with what it left;
 where any task makes the server move idle slots to host memory, empty tasks right ahead of whatever comes back from
-there; and what comes back is asked for by a prompt of ours, one token longer than what was kept. A request takes tens
-of milliseconds to the server's queue (it is rendered and tokenized there), that prompt about one: it and the empty task
-wait for the end of the same batch. In a slot of its own the conversation is the best choice for its request.
+there; and what comes back is asked for by a prompt of ours, one token longer than what was kept. A request is rendered
+and tokenized before it is in the server's queue (12 ms for 7,700 tokens on two cores), a prompt of token ids is only
+read (1.3 ms): it and the empty task wait for the end of the same batch. In a slot of its own the conversation is the
+best choice for its request. What this leaves open: a warm-up or a request that goes on from a restored prefix.
 """
 
 import asyncio
@@ -62,10 +63,11 @@ class Neighbours:
         return model.ledger.n_ended != ticket.n_ended
 
     async def keep_away(self, ticket: Ticket) -> None:
-        """Have idle slots moved to host memory until the request has begun, if it is to be loaded from there.
+        """Have idle slots moved to host memory ahead of what is to be loaded from there.
 
         The server takes up tasks between two batches. The answer to an empty task tells that a batch has just begun:
-        the next empty task and the request then wait for its end together, in this order.
+        the next empty task and our prompt then wait for its end together, in this order. Where the request's tokens are
+        not known the request itself follows, and empty tasks go on until it has begun.
         """
         model = self._context.model
         is_loaded = ticket.plan.source is Source.RESUME and model.able.keeps_copies and model.able.clears_idle
