@@ -18,6 +18,7 @@ from proxy.llama.upstream import Upstream
 from proxy.logs import get_logger
 from proxy.serving.admin import Admin
 from proxy.serving.answers import OwnError
+from proxy.serving.connector import Connector
 from proxy.serving.engine import Engine
 from proxy.serving.engines import Engines
 from proxy.serving.forward import Forwarder
@@ -174,12 +175,9 @@ def path_of(raw_target: str) -> str:
 
 
 def control_session(settings: Settings) -> aiohttp.ClientSession:
-    """For our own calls: nothing from the environment, no cookies, each over a connection of its own.
-
-    A reused connection can be one that the server is closing; then nobody could tell whether a restore took it down.
-    """
+    """For our own calls: nothing from the environment, no cookies, each sent once."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, force_close=True),
+        connector=Connector(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.control_timeout),
         trust_env=False,
         cookie_jar=aiohttp.DummyCookieJar(),

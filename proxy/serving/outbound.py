@@ -1,9 +1,9 @@
 """The side that faces the server: connections to it, requests as aiohttp's client sends them, whose fault a failure is.
 
-What carries a body goes over a fresh connection, so that it can't meet one that the server is closing; `GET` and `HEAD`
-may reuse one, and are sent once more when a reused one breaks.  The pool forgets connections before llama-server does
-(it closes them after 5 s).  aiohttp's client closes a connection only after what was written is flushed; a server that
-does not read would never learn that its client has gone, hence `Line.cut`.  Counterpart: `inbound`.
+`GET` and `HEAD` are sent once more when a connection that was idle breaks; anything else is sent once, and `connector`
+says over which connection. The pools forget connections before llama-server does (it closes them after 5 s). aiohttp's
+client closes a connection only after what was written is flushed; a server that does not read would never learn that
+its client has gone, hence `Line.cut`. Counterpart: `inbound`.
 
 Not carried, by aiohttp's nature: trailers, informational answers (1xx), header bytes that aren't UTF-8 (`headers` says
 where the request is refused for them), `OPTIONS *`.
@@ -13,33 +13,30 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 from aiohttp import ClientRequest, ClientResponse
 from aiohttp.client_middlewares import ClientHandlerType
-from aiohttp.connector import Connection
-from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import (
     RequestRefused,
     UpstreamBroken,
-    UpstreamIsSelf,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
 from proxy.llama.upstream import Upstream, is_loopback
+from proxy.serving.connector import REUSE_S, Connector, on_line
 from proxy.serving.headers import Outgoing
 from proxy.serving.line import Line
 
 KEEP_ALIVE_S = 4.0
 READ_BUFFER = 1 << 16
 HEADER_LIMIT = 1 << 20
-REUSING = frozenset({"GET", "HEAD"})
+REPEATABLE = frozenset({"GET", "HEAD"})
 SWITCHING_PROTOCOLS = 101
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
@@ -55,41 +52,9 @@ class Call:
     line: Line
 
     @property
-    def may_reuse(self) -> bool:
-        """Whether an idle connection may carry it: then it is also safe to send it once more."""
-        return self.method in REUSING and self.body is None
-
-
-_LINE: ContextVar[Line] = ContextVar("line")
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Tells each request the connection it got, and refuses one to ourselves."""
-
-    own: tuple[str, int] | None = None
-
-    async def connect(
-        self,
-        req: ClientRequest,
-        traces: list[Trace],
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  (aiohttp's signature)
-    ) -> Connection:
-        connection = await super().connect(req, traces, timeout)
-        transport = connection.transport
-        if self.own is not None and transport is not None and _leads_to(transport, self.own):
-            connection.close()
-            raise UpstreamIsSelf("the upstream is this proxy itself: PI_PREFIX_CACHE_BASE_URL must name llama-server")
-        line = _LINE.get(Line())
-        line.transport, line.protocol = transport, connection.protocol
-        return connection
-
-
-def _leads_to(transport: asyncio.Transport, own: tuple[str, int]) -> bool:
-    here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
-    if not here or not there or there[1] != own[1]:
-        return False
-    # A connection to this machine has the same address at both ends.
-    return there[0] == own[0] or (own[0] in {"0.0.0.0", "::"} and here[0] == there[0])  # noqa: S104
+    def may_be_repeated(self) -> bool:
+        """Whether it is safe to send it once more, where the connection ends before an answer."""
+        return self.method in REPEATABLE and self.body is None
 
 
 class Outbound:
@@ -99,20 +64,18 @@ class Outbound:
         self.upstream = upstream
         self._connect_s = connect_s
         self.contained = False
-        self._connectors: list[_Connector] = []
-        self._fresh: aiohttp.ClientSession | None = None
-        self._pooled: aiohttp.ClientSession | None = None
+        self._connectors: list[Connector] = []
+        self._once: aiohttp.ClientSession | None = None
+        self._again: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         """Open the sessions, on the running loop."""
         self.contained = await asyncio.to_thread(_in_container)
         trust = await asyncio.to_thread(_trust) if self.upstream.scheme == "https" else True
-        # A container that is started anew has another address under the same name.
-        fresh = _Connector(limit=0, ssl=trust, use_dns_cache=False, force_close=True)
-        pooled = _Connector(limit=0, ssl=trust, use_dns_cache=False, keepalive_timeout=KEEP_ALIVE_S)
-        self._fresh, self._pooled = self._session(fresh), self._session(pooled)
+        self._once = self._session(Connector(REUSE_S, ssl=trust))
+        self._again = self._session(Connector(KEEP_ALIVE_S, ssl=trust))
 
-    def _session(self, connector: _Connector) -> aiohttp.ClientSession:
+    def _session(self, connector: Connector) -> aiohttp.ClientSession:
         self._connectors.append(connector)
         return aiohttp.ClientSession(
             connector=connector,
@@ -137,29 +100,28 @@ class Outbound:
 
     async def close(self) -> None:
         """Close what is idle; requests in progress are their callers'."""
-        for session in (self._fresh, self._pooled):
+        for session in (self._once, self._again):
             if session is not None:
                 await session.close()
 
     async def ask(self, call: Call) -> ClientResponse:
         """Send the request and wait for the answer's headers; raises a PrefixCacheError."""
-        session = self._pooled if call.may_reuse else self._fresh
+        session = self._again if call.may_be_repeated else self._once
         if session is None:
             raise RuntimeError("not started")
 
         async def shape(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
             # aiohttp rearranges and completes headers; the way round that is to set them last.
             request.headers = CIMultiDict(call.outgoing.headers)
-            if call.may_reuse:
+            if call.may_be_repeated:
                 return await send(request)
             # Mapped here already, because aiohttp would send some of these once more.
             with self.blamed():
                 return await send(request)
 
-        _LINE.set(call.line)
         length = call.outgoing.length
         framing = {"Content-Length": str(length)} if length is not None and not call.outgoing.chunked else None
-        with self.blamed():
+        with self.blamed(), on_line(call.line):
             answer = await session.request(
                 call.method,
                 call.url,

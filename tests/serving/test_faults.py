@@ -214,18 +214,6 @@ async def test_a_pooled_connection_closed_just_as_it_is_reused() -> None:
         assert 2 == len(path.upstream.peers)
 
 
-async def test_a_post_never_takes_a_connection_that_may_be_closing() -> None:
-    """Each request with a body has its own connection, and reaches the upstream once."""
-
-    async def script(peer: Peer, _: Message) -> None:
-        await peer.send(answer(b"fine"))
-
-    async with route(script) as path, client(path.port) as visitor:
-        for _ in range(3):
-            assert 200 == (await visitor.ask(POST)).status
-        assert (3, 3) == (len(path.upstream.peers), len(path.upstream.requests))
-
-
 @pytest.mark.parametrize(
     "request_bytes",
     [b"PUT /x HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nabc", b"DELETE /x HTTP/1.1\r\n" + HOST + b"\r\n"],
