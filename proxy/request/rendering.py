@@ -49,10 +49,14 @@ def rendering_inputs(request: ChatRequest) -> dict[str, Any]:
     return {name: value for name, value in request.fields.items() if name in _FIELDS}
 
 
-def rendering_key(request: ChatRequest, prefix: StablePrefix) -> str:
+def inputs_digest(request: ChatRequest) -> str:
+    """The rendering inputs in 64 hex digits, key order kept: made once, since tools are most of what agents send."""
+    return _digest(rendering_inputs(request))
+
+
+def rendering_key(inputs: str, prefix: StablePrefix) -> str:
     """Under what the exact prefix of such requests is remembered (64 hex digits); one server model assumed."""
-    told = [rendering_inputs(request), prefix.role, prefix.text]
-    return hashlib.sha256(orjson.dumps(told)).hexdigest()
+    return _digest([inputs, prefix.role, prefix.text])
 
 
 def variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
@@ -67,10 +71,9 @@ def variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
     return bodies
 
 
-def head_key(request: ChatRequest, prefix: StablePrefix) -> str:
+def head_key(inputs: str, request: ChatRequest, prefix: StablePrefix) -> str:
     """Under what the head of such requests is remembered: rendering inputs and all messages before the first user's."""
-    told = ["head", rendering_inputs(request), _leading(request, prefix)]
-    return hashlib.sha256(orjson.dumps(told)).hexdigest()
+    return _digest(["head", inputs, _leading(request, prefix)])
 
 
 def head_variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
@@ -116,3 +119,7 @@ def common_prefix(token_lists: Sequence[Sequence[int]]) -> list[int]:
     first, last = min(lists), max(lists)
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:same]
+
+
+def _digest(told: object) -> str:
+    return hashlib.sha256(orjson.dumps(told)).hexdigest()

@@ -18,7 +18,7 @@ from proxy.llama.upstream import Upstream
 from proxy.logs import get_logger
 from proxy.serving.admin import Admin
 from proxy.serving.answers import OwnError
-from proxy.serving.connector import Connector
+from proxy.serving.connector import Connector, give_up_streamed
 from proxy.serving.engine import Engine
 from proxy.serving.engines import Engines
 from proxy.serving.forward import Forwarder
@@ -178,6 +178,7 @@ def control_session(settings: Settings) -> aiohttp.ClientSession:
     """For our own calls: nothing from the environment, no cookies, each sent once."""
     return aiohttp.ClientSession(
         connector=Connector(),
+        middlewares=(give_up_streamed,),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.control_timeout),
         trust_env=False,
         cookie_jar=aiohttp.DummyCookieJar(),

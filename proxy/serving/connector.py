@@ -1,9 +1,10 @@
 """Which connection to the server carries a request: one that was in use a moment ago and is still open, or a new one.
 
 A connection that has been idle may be closing at the other end, and what carries a body must not be sent twice (RFC
-9110, 9.2.2). So one is taken up again only within `REUSE_S`, long before any server gives it up (llama-server does
-after 5 s), and only if the system shows neither its end nor anything to read on it, looked at in the moment of use: a
-server that was killed and started anew is not asked on a connection to the old one.
+9110, 9.2.2). So one is taken up again only after an answer that told its length: after a streamed one llama-server
+closes it, though it has just promised to keep it for five seconds. Only within `REUSE_S`, long before any server gives
+it up. And only if the system shows neither its end nor anything to read on it, looked at in the moment of use: a server
+that was killed and started anew is not asked on a connection to the old one.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ from contextvars import ContextVar
 from weakref import WeakSet
 
 import aiohttp
-from aiohttp import ClientRequest
+from aiohttp import ClientRequest, ClientResponse, hdrs
+from aiohttp.client_middlewares import ClientHandlerType
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
@@ -35,6 +37,16 @@ def on_line(line: Line) -> Iterator[None]:
         yield
     finally:
         _LINE.reset(token)
+
+
+async def give_up_streamed(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+    """Client middleware: a connection whose answer does not tell its length serves no other request."""
+    line = _LINE.get(None) or Line()
+    with on_line(line):  # the answer itself does not know its connection any more where all of it has come
+        answer = await send(request)
+    if hdrs.CONTENT_LENGTH not in answer.headers and line.protocol is not None:
+        line.protocol.force_close()
+    return answer
 
 
 class Connector(aiohttp.TCPConnector):

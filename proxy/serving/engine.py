@@ -112,19 +112,24 @@ class Engine:
     async def _admit(self, ticket: Ticket) -> None:
         model = self.model
         await self.acquaintance.meet_first(ticket.visit.auth)
-        waiting = asyncio.ensure_future(model.gate.enter(ticket.visit.request.choices if ticket.visit.request else 1))
-        try:
-            while not (await asyncio.wait({waiting}, timeout=RECLAIM_S))[0]:
-                self._reclaim_when_due(ticket.visit.auth)
-        except asyncio.CancelledError:
-            waiting.cancel()
-            with suppress(asyncio.CancelledError):
-                model.gate.leave(await waiting)
-            raise
-        ticket.places = waiting.result()
+        wanted = ticket.visit.request.choices if ticket.visit.request else 1
+        ticket.places = model.gate.enter_now(wanted) or await self._wait_at_gate(wanted, ticket.visit.auth)
         ticket.admitted()
         self._inside[ticket.number] = ticket
         await model.turn.take(ticket)
+
+    async def _wait_at_gate(self, wanted: int, auth: Auth) -> int:
+        gate = self.model.gate
+        waiting = asyncio.ensure_future(gate.enter(wanted))
+        try:
+            while not (await asyncio.wait({waiting}, timeout=RECLAIM_S))[0]:
+                self._reclaim_when_due(auth)
+        except asyncio.CancelledError:
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                gate.leave(await waiting)
+            raise
+        return waiting.result()
 
     async def _prepare(self, ticket: Ticket) -> None:
         model = self.model
@@ -162,6 +167,9 @@ class Engine:
         has_prepared = before.source in (Source.RESTORE, Source.WARM_UP) and made.reason == "slot_holds_prefix"
         if has_prepared:
             ticket.plan = replace(made, source=before.source, reason=before.reason)
+        elif made.source is Source.CONTINUE:
+            # Nothing is to be done for it; so it is on its way before that is told.
+            asyncio.get_running_loop().call_soon(self.report.planned, ticket)
         elif (before.source, before.reason) != (made.source, made.reason):
             self.report.planned(ticket)
         if made.reason == "mid_conversation":

@@ -37,12 +37,19 @@ class Gate:
         self._size = size
         self._let_in()
 
+    def enter_now(self, places: int = 1) -> int:
+        """Go in if nobody has to be waited for; returns how many places were taken, 0 for none."""
+        places = self._most(places)
+        if self._waiting or not self._fits(places):
+            return 0
+        self._inside += places
+        return places
+
     async def enter(self, places: int = 1) -> int:
         """Wait for a turn; returns how many places were taken, to be given to `leave`."""
-        places = min(places, self._size) if self._size else places
-        if not self._waiting and self._fits(places):
-            self._inside += places
-            return places
+        if taken := self.enter_now(places):
+            return taken
+        places = self._most(places)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (turn, places)
         self._waiting.append(entry)
@@ -62,6 +69,9 @@ class Gate:
         """Make room; the next ones go in."""
         self._inside -= places
         self._let_in()
+
+    def _most(self, places: int) -> int:
+        return min(places, self._size) if self._size else places
 
     def _fits(self, places: int) -> bool:
         # An empty server takes anything: one that asks for more places than there are would wait for ever.

@@ -16,7 +16,7 @@ from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.renderer import exact_head, exact_prefix
 from proxy.request.body import ChatRequest
 from proxy.request.conversation import opening
-from proxy.request.fingerprint import fingerprint
+from proxy.request.fingerprint import ModelIdentity, fingerprint
 from proxy.request.prefix import StablePrefix
 from proxy.request.rendering import chat_shaped, common_length
 from proxy.serving.context import Context
@@ -28,6 +28,7 @@ from proxy.slots.holding import BYTES_PER_TOKEN, Need, Prefix, Talk, continues_t
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
 REWRITTEN_TIMES = 3
+MAX_FINGERPRINTS = 64
 MAX_CONVERSATIONS = 64
 """Of so many it is remembered how they went on."""
 CHARACTERS_PER_TOKEN = 6
@@ -44,12 +45,20 @@ class Needs:
         self._context = context
         self._rewritten: OrderedDict[bytes, list[str]] = OrderedDict()
         """By conversation: the keys of the prefixes, each never seen before, with which it went on."""
+        self._fingerprints: OrderedDict[tuple[str, str, ModelIdentity], str] = OrderedDict()
+        """By what decides it; each is a hash over all tools and the prefix."""
 
     def identify(self, ticket: Ticket) -> None:
         """Give the request its fingerprint, where the model is known."""
         visit, identity = ticket.visit, self._context.model.identity
-        if visit.request is not None and visit.prefix is not None and identity is not None:
-            ticket.fingerprint = fingerprint(visit.request, visit.prefix, identity, visit.client)
+        if visit.request is None or visit.prefix is None or identity is None:
+            return
+        name = (visit.rendering, visit.client, identity)
+        if name not in self._fingerprints:
+            self._fingerprints[name] = fingerprint(visit.request, visit.prefix, identity, visit.client)
+            if len(self._fingerprints) > MAX_FINGERPRINTS:
+                self._fingerprints.popitem(last=False)
+        ticket.fingerprint = self._fingerprints[name]
 
     def was_rewritten(self, ticket: Ticket) -> None:
         """A conversation goes on with a prefix never seen; when that goes on and on, somebody should know."""
@@ -88,12 +97,18 @@ class Needs:
             return need
         if self._is_too_long(ticket.n_rendered):
             return need
-        need = replace(need, prefix_key=known.key, prefix_tokens=known.n_tokens, rest_tokens=_rest(need, known))
-        if head := await self._head(ticket, known):
-            need = replace(need, head_key=head.key, head_tokens=head.n_tokens)
-        need = replace(need, common=self._common(known))
-        takes_ms = max(need.prefix_tokens, need.head_tokens) * self._context.model.prompt_ms_per_token
-        return replace(need, is_slow=takes_ms > self._context.settings.max_silence * 1000)
+        head = await self._head(ticket, known)
+        n_most = max(known.n_tokens, head.n_tokens if head else 0)
+        return replace(
+            need,
+            prefix_key=known.key,
+            prefix_tokens=known.n_tokens,
+            rest_tokens=_rest(need, known),
+            head_key=head.key if head else "",
+            head_tokens=head.n_tokens if head else 0,
+            common=self._common(known),
+            is_slow=n_most * self._context.model.prompt_ms_per_token > self._context.settings.max_silence * 1000,
+        )
 
     def _is_too_long(self, n_tokens: int) -> bool:
         """Whether no slot could hold so many tokens: the server refuses such a request, and nothing is prefilled."""

@@ -29,7 +29,7 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.llama.upstream import Upstream, is_loopback
-from proxy.serving.connector import REUSE_S, Connector, on_line
+from proxy.serving.connector import REUSE_S, Connector, give_up_streamed, on_line
 from proxy.serving.headers import Outgoing
 from proxy.serving.line import Line
 
@@ -129,7 +129,7 @@ class Outbound:
                 data=call.body,
                 chunked=call.outgoing.chunked or None,
                 allow_redirects=False,
-                middlewares=(shape,),
+                middlewares=(shape, give_up_streamed),
             )
         if answer.status == SWITCHING_PROTOCOLS:
             call.line.cut()

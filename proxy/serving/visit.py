@@ -10,7 +10,7 @@ from proxy.request.body import ChatRequest, Unreadable, read_chat
 from proxy.request.conversation import has_assistant_turns, inputs_key, links
 from proxy.request.fingerprint import client_version
 from proxy.request.prefix import NoPrefix, StablePrefix, joined_text, stable_prefix
-from proxy.request.rendering import head_key, rendering_key
+from proxy.request.rendering import head_key, inputs_digest, rendering_key
 from proxy.settings import Settings
 
 AUTH_HEADERS = ("Authorization", "X-Api-Key")
@@ -67,6 +67,7 @@ def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> V
     barred = _barred(request, settings)
     found = None if isinstance(prefix, NoPrefix) else prefix
     hashes, sizes = links(request, b"")
+    inputs = inputs_digest(request)
     return Visit(
         request,
         found,
@@ -75,10 +76,10 @@ def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> V
         client=client,
         auth=auth,
         chain=hashes,
-        inputs=inputs_key(request),
+        inputs=inputs_key(inputs, request.model),
         sizes=sizes,
-        rendering=rendering_key(request, found) if found else "",
-        head=head_key(request, found) if found else "",
+        rendering=rendering_key(inputs, found) if found else "",
+        head=head_key(inputs, request, found) if found else "",
     )
 
 

@@ -15,7 +15,7 @@ from proxy.request.body import ChatRequest, Unreadable, read_chat
 from proxy.request.conversation import inputs_key, links
 from proxy.request.fingerprint import ModelIdentity, fingerprint
 from proxy.request.prefix import StablePrefix, stable_prefix
-from proxy.request.rendering import rendering_key, variants
+from proxy.request.rendering import inputs_digest, rendering_key, variants
 
 from .bodies import TOOLS, chat, request_of
 
@@ -25,11 +25,11 @@ NOBODY = ModelIdentity("", "", "", "", "", "")
 
 def say_everything(request: ChatRequest) -> None:
     """All that is ever asked of a request."""
-    links(request, inputs_key(request))
+    links(request, inputs_key(inputs_digest(request), request.model))
     prefix = stable_prefix(request)
     if isinstance(prefix, StablePrefix):
         fingerprint(request, prefix, NOBODY, "unknown")
-        rendering_key(request, prefix)
+        rendering_key(inputs_digest(request), prefix)
         variants(request, prefix)
 
 

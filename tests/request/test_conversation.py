@@ -14,13 +14,14 @@ from proxy.request.conversation import (
     opening,
     shared_messages,
 )
+from proxy.request.rendering import inputs_digest
 
 from .bodies import TOOLS, chat, request_of
 
 
 def chain_of(body: Any) -> tuple[bytes, ...]:
     request = request_of(body)
-    return links(request, inputs_key(request))[0]
+    return links(request, inputs_key(inputs_digest(request), request.model))[0]
 
 
 def talk(words: list[str]) -> dict[str, Any]:

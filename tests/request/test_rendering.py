@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from proxy.demo.servers import LlamaServer
 from proxy.request.prefix import MARKERS
-from proxy.request.rendering import RENDERING_FIELDS, common_prefix, rendering_inputs, rendering_key, variants
+from proxy.request.rendering import (
+    RENDERING_FIELDS,
+    common_prefix,
+    inputs_digest,
+    rendering_inputs,
+    rendering_key,
+    variants,
+)
 from tests.conftest import StartLlama
 
 from .bodies import STABLE, TOOLS, chat, cwd_section, prefix_of, request_of
@@ -20,7 +27,7 @@ REAL = chat(reasoning_effort="low", chat_template_kwargs={"b": 1, "a": 2}, strea
 
 def key_of(body: Any) -> str:
     request = request_of(body)
-    return rendering_key(request, prefix_of(request))
+    return rendering_key(inputs_digest(request), prefix_of(request))
 
 
 def variants_of(body: Any) -> list[dict[str, Any]]:

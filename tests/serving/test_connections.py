@@ -11,10 +11,13 @@ import pytest
 
 from proxy.llama.upstream import Upstream
 from proxy.serving import outbound
+from proxy.serving.app import control_session
 from proxy.serving.connector import Connector
 from proxy.serving.headers import Outgoing
 from proxy.serving.line import Line
 from proxy.serving.outbound import Call, Outbound
+from proxy.settings import Settings
+from tests.conftest import StartLlama
 from tests.serving.route import HOST, answer, route
 from tests.wire import Message, Peer, RecordingUpstream, client, recording
 
@@ -95,6 +98,31 @@ async def test_requests_at_once_have_a_connection_each() -> None:
     async with asking() as (upstream, ask):
         assert [b"fine"] * 3 == await asyncio.gather(*(ask() for _ in range(3)))
         assert 3 == len(upstream.peers)
+
+
+async def test_the_connection_of_a_streamed_answer_is_given_up() -> None:
+    """llama-server closes it a moment later, whatever it promises."""
+
+    async def script(peer: Peer, _: Message) -> None:
+        await peer.send(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n0\r\n\r\n"
+        )
+
+    async with route(script) as path, client(path.port) as visitor:
+        for _ in range(2):
+            assert 200 == (await visitor.ask(POST)).status
+        assert 2 == len(path.upstream.peers)
+
+
+async def test_streamed_and_other_answers_in_turns_from_a_real_server(start_llama: StartLlama) -> None:
+    """None meets a connection that the server is closing, however soon it follows."""
+    server = start_llama("dense", "-np", "1")
+    async with control_session(Settings(base_url=server.base_url)) as session:
+        for number in range(30):
+            body = {"prompt": [5, 6, 7], "n_predict": 1, "stream": number % 2 == 0}
+            async with session.post(f"{server.base_url.removesuffix('/v1')}/completion", json=body) as told:
+                await told.read()
+                assert 200 == told.status
 
 
 async def test_after_an_early_answer_the_rest_of_an_upload_is_nobodys_request() -> None:
