@@ -18,7 +18,7 @@ from proxy.llama.upstream import Upstream
 from proxy.logs import get_logger
 from proxy.serving.admin import Admin
 from proxy.serving.answers import OwnError
-from proxy.serving.connector import Connector, give_up_streamed
+from proxy.serving.connector import REUSE_S, Connector, give_up_streamed
 from proxy.serving.engine import Engine
 from proxy.serving.engines import Engines
 from proxy.serving.forward import Forwarder
@@ -177,7 +177,7 @@ def path_of(raw_target: str) -> str:
 def control_session(settings: Settings) -> aiohttp.ClientSession:
     """For our own calls: nothing from the environment, no cookies, each sent once."""
     return aiohttp.ClientSession(
-        connector=Connector(),
+        connector=Connector(REUSE_S),
         middlewares=(give_up_streamed,),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.control_timeout),
         trust_env=False,

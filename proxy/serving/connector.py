@@ -54,7 +54,7 @@ class Connector(aiohttp.TCPConnector):
 
     own: tuple[str, int] | None = None
 
-    def __init__(self, idle_s: float = REUSE_S, **options: object) -> None:
+    def __init__(self, idle_s: float, **options: object) -> None:
         # A container that is started anew has another address under the same name.
         super().__init__(limit=0, use_dns_cache=False, keepalive_timeout=idle_s, **options)  # type: ignore[arg-type]
         self._used: WeakSet[ResponseHandler] = WeakSet()

@@ -146,7 +146,7 @@ async def test_only_what_was_asked_on_a_line_is_told_of_it() -> None:
     async with asking(line) as (upstream, ask):
         await ask()
         transport = line.transport
-        async with Connector() as connector, aiohttp.ClientSession(connector=connector) as session:
+        async with Connector(1.0) as connector, aiohttp.ClientSession(connector=connector) as session:
             await (await session.get(f"http://127.0.0.1:{upstream.port}/slots")).read()
         assert transport is not None
         assert transport is line.transport
