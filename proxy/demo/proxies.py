@@ -69,8 +69,11 @@ class ProxyProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            end(self._process, patience_s=DRAIN_S)
+        self.stop()
+
+    def stop(self) -> int:
+        """Have it end in an orderly way, if it has not; returns its exit status."""
+        return 0 if self._process is None else end(self._process, patience_s=DRAIN_S)
 
     def log_tail(self) -> str:
         """The last lines that the proxy wrote."""

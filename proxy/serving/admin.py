@@ -105,13 +105,14 @@ class Admin:
         """Gauges of how it is now."""
         watch, index = self.metrics.watch, self.engine.store.index
         watch("upstream_up", "Whether llama-server answers.", lambda: float(self.presence.is_ready))
-        watch(
-            "queue_length",
-            "Requests that wait for a free slot.",
-            lambda: sum(engine.model.gate.waiting for engine in self._engines),
-        )
+        watch("queue_length", "Requests that wait for a free slot.", self._waiting)
         watch("requests_running", "Requests passed to the server and not over.", lambda: len(self.history.running))
+        watch(
+            "places_taken", "Places of requests that have passed the queue and are not over, one a slot.", self._inside
+        )
         watch("slots", "Slots of the server.", self._slots)
+        watch("slots_leased", "Slots in which a request is believed to run.", self._leased)
+        watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
         watch("checkpoints", "Checkpoints on disk.", lambda: len(index.records) if index else 0)
         watch("checkpoints_size_bytes", "All checkpoints together.", lambda: disk_bytes(self.engine))
         watch(
@@ -122,6 +123,12 @@ class Admin:
 
     def _waiting(self) -> int:
         return sum(engine.model.gate.waiting for engine in self._engines)
+
+    def _inside(self) -> int:
+        return sum(engine.model.gate.inside for engine in self._engines)
+
+    def _leased(self) -> int:
+        return sum(bool(belief.lease) for engine in self._engines for belief in engine.model.ledger.slots)
 
     def _slots(self) -> int:
         process = self.engine.model.process

@@ -10,7 +10,8 @@ from proxy.slots.plan import Source
 from tests.serving.admin.tickets import ticket
 
 UNITS = ("_seconds", "_bytes", "_info", "_tokens", "_per_token")
-BARE_GAUGES = {"upstream_up", "queue_length", "requests_running", "slots", "checkpoints"}
+BARE_GAUGES = {"upstream_up", "queue_length", "requests_running", "places_taken", "slots", "slots_leased", "tasks"}
+BARE_GAUGES |= {"checkpoints"}
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:

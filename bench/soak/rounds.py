@@ -1,14 +1,11 @@
-"""The tests of random use, for as long as you like: `python -m bench.soak --minutes N`.
+"""The tests of random use, round after round: a trace, a crowd of fifty clients, a stranger who uses the same server.
 
-In turns until the time is up: random traces, a crowd of fifty clients, a stranger who uses the same server. Each has a
-seed of its own, so that whatever goes wrong can be seen again with `--only KIND --seed N`. Without `--minutes` each is
-run in its full length once: 200 traces, ten minutes of crowd, ten minutes of stranger. Needs the tests' packages.
+Each round has a server of its own, a proxy in this process, and a seed, so that whatever goes wrong can be seen again
+with `--only KIND --seed N`.
 """
 
-import argparse
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +16,7 @@ import structlog
 from rich.console import Console
 
 from proxy.demo.models import Kind, model_path
-from proxy.demo.servers import LlamaServer, NoServerError, find_server
+from proxy.demo.servers import LlamaServer
 from tests.load.crowd import members
 from tests.load.crowded import CLIENTS, crowded
 from tests.load.disturbed import disturbed
@@ -32,28 +29,18 @@ KINDS: tuple[Kind, ...] = ("dense", "hybrid")
 Check = Callable[[int, float], list[str]]
 
 
-def main() -> int:
-    """Soak; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, help="all together; by default each in its full length")
-    parser.add_argument("--only", choices=tuple(CHECKS), help="this one only")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    wanted = parser.parse_args()
+def soak_rounds(console: Console, minutes: float | None, only: str | None, seed: int) -> int:
+    """Rounds in turn until the time is up, or each in its full length; returns the exit status."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    tell, failed = Console(), 0
-    try:
-        find_server()
-    except NoServerError as missing:
-        tell.print(str(missing), markup=False)
-        return 1
-    for name, seed, seconds in _rounds(wanted.minutes, wanted.only, wanted.seed):
+    failed = 0
+    for name, at, seconds in _rounds(minutes, only, seed):
         began = time.monotonic()
-        wrong = CHECKS[name](seed, seconds)
-        tell.print(f"{name} {seed}: {'FAILED' if wrong else 'fine'} after {time.monotonic() - began:.0f} s")
+        wrong = CHECKS[name](at, seconds)
+        console.print(f"{name} {at}: {'FAILED' if wrong else 'fine'} after {time.monotonic() - began:.0f} s")
         for line in wrong:
-            tell.print(line, markup=False, highlight=False)
+            console.print(line, markup=False, highlight=False)
         failed += bool(wrong)
-    tell.print(f"{failed} failed")
+    console.print(f"{failed} failed")
     return min(failed, 1)
 
 
@@ -108,6 +95,3 @@ def _on_server(kind: Kind, flags: Callable[[Path], tuple[str, ...]], check: Call
 
 
 CHECKS: dict[str, Check] = {"trace": _trace, "crowd": _crowd, "stranger": _stranger}
-
-if __name__ == "__main__":
-    sys.exit(main())

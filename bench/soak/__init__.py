@@ -1,0 +1,1 @@
+"""Random use for as long as you like: one proxy under mixed load and faults (`mix`), or rounds of tests (`rounds`)."""
