@@ -9,7 +9,7 @@
 #   make bench-prefill what conversations cost in prompt tokens, directly and proxied (ARGS=--short; all: hours)
 #   make bench-restart time to the first token after a restart of the server
 #   make bench-overhead what the proxy adds to a request, beside a bare forwarder, nginx and hearth-llm (ARGS=--short)
-#   make soak          random use for an hour or so: traces, a crowd, a stranger (ARGS="--minutes 5" and so on)
+#   make soak          one proxy for an hour under everything at once, fails where it grows (ARGS="--minutes 5 --seed 1")
 #   make lint          formatting, lint, types
 #   make clean         away with .venv and what the tools left
 #

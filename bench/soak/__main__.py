@@ -8,7 +8,10 @@ round after round, `--only rounds` all three. Needs the tests' packages; listens
 
 import argparse
 import asyncio
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 
 from rich.console import Console
 
@@ -49,8 +52,17 @@ def _mix(console: Console, minutes: float, seed: int, talkers: int) -> int:
     course, table, (kind, flags) = Course.of(minutes), Table(console), described(seed)
     about = {"minutes": minutes, "seed": seed, "model": kind, "flags": flags, "talkers": talkers}
     table.begin(f"{minutes:g} minutes, {course.days} days; {kind} model, {flags}; seed {seed}")
-    outcome = asyncio.run(soak(seed, course, talkers, table.day))
+    home = Path(tempfile.mkdtemp(prefix="pi-prefix-cache-soak-"))
+    try:
+        outcome = asyncio.run(soak(seed, course, talkers, home, table.day))
+    except BaseException:
+        console.print(f"files and logs are in {home}", highlight=False, soft_wrap=True)
+        raise
     table.end(outcome)
+    if outcome.has_failed:
+        console.print(f"files and logs are in {home}", highlight=False, soft_wrap=True)
+    else:
+        shutil.rmtree(home, ignore_errors=True)
     console.print(str(write(outcome, about, OUT)), highlight=False, soft_wrap=True)
     return int(outcome.has_failed)
 

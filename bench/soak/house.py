@@ -6,7 +6,7 @@ checkpoints that clean-up has work.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from tests.load.traces import CONTEXT, EXACT
 KINDS: tuple[Kind, ...] = ("dense", "hybrid")
 SLOTS = 4
 FLAGS: dict[str, tuple[str, ...]] = {"default flags": (), "a buffer for each": ("-np", str(SLOTS), "--no-kv-unified")}
+MOST_GENERATED = 300
+"""Where a request does not say: one that says nothing would have its slot until the context is full."""
 MAX_GB = 0.012
 """Room for some ten checkpoints of the tiny models."""
 
@@ -47,17 +49,19 @@ def described(seed: int) -> tuple[Kind, str]:
 
 
 @asynccontextmanager
-async def housed(seed: int, home: Path) -> AsyncIterator[House]:
-    """Server, door and proxy while the block runs; all end with it."""
+async def housed(seed: int, home: Path, ask_first: Callable[[LlamaServer], Awaitable[None]]) -> AsyncIterator[House]:
+    """Server, door and proxy while the block runs; all end with it. Who wants to ask an undisturbed server is first."""
     kind, flags = described(seed)
     slot_dir, admin_port = home / "slots", free_port()
     slot_dir.mkdir()
     server = LlamaServer(
-        model_path(kind), *EXACT, *FLAGS[flags], "--slot-save-path", str(slot_dir), ctx=CONTEXT,
-        log_path=home / "server.log",
+        model_path(kind), *EXACT, *FLAGS[flags], "-n", str(MOST_GENERATED), "--slot-save-path", str(slot_dir),
+        ctx=CONTEXT, log_path=home / "server.log",
     )  # fmt: skip
     await asyncio.to_thread(server.start)
     try:
+        await ask_first(server)
+        await asyncio.to_thread(server.restart)
         async with door(server.port, random.Random(seed)) as between:
             files = ["--persist", "--slot-dir", str(slot_dir), "--max-gb", str(MAX_GB)]
             proxy = ProxyProcess(

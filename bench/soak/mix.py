@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import aiohttp
 
@@ -37,6 +36,7 @@ DAYS = 50
 WARM_UP = 0.1
 """Part of the days after which everything that fills has begun to."""
 LAST_REST_S = 12.0
+"""Longer than any connection or task is kept that is of no use any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Course:
     load_s: float
     rest_s: float
     """Longer than connections are kept for another request: 4 s."""
+    last_rest_s: float = LAST_REST_S
 
     @classmethod
     def of(cls, minutes: float) -> "Course":
@@ -73,6 +74,7 @@ class Day:
     most_waiting: int
     most_tasks: int
     most_rss_mb: float
+    wrong: list[str]
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class Mix:
         await self._greet()
         rests: list[Rest] = []
         for number in range(course.days):
-            day = await self._day(course, LAST_REST_S if number == course.days - 1 else course.rest_s)
+            day = await self._day(course, course.last_rest_s if number == course.days - 1 else course.rest_s)
             self.outcome.days.append(day)
             tell(day)
             if number >= course.warm_up:
@@ -132,12 +134,13 @@ class Mix:
             await self._come_to_rest()
             rest = await self._rest(rest_s)
         tally.judge(all_of_them=True)
-        self._take_complaints(tally)
+        self.outcome.wrong += (wrong := self._complaints(tally))
         return Day(
             time.monotonic() - self.began, tally, self.faults.counts, rest, _reuse(before, rest),
             int(max(sample.metrics["queue_length"] for sample in self.samples)),
             max(sample.tasks for sample in self.samples),
             max(sample.rss_mb for sample in self.samples),
+            wrong,
         )  # fmt: skip
 
     async def _greet(self) -> None:
@@ -181,10 +184,11 @@ class Mix:
             await self.faults.keep_alive()
             await asyncio.sleep(LOOKS_EVERY_S)
 
-    def _take_complaints(self, tally: Tally) -> None:
-        self.outcome.wrong += [*tally.wrong, *self.watcher.complaints, *self.faults.died_by_itself]
+    def _complaints(self, tally: Tally) -> list[str]:
+        wrong = [*tally.wrong, *self.watcher.complaints, *self.faults.died_by_itself]
         self.watcher.complaints.clear()
         self.faults.died_by_itself.clear()
+        return wrong
 
 
 def _rest(day: Day) -> Rest:
@@ -201,24 +205,23 @@ def _reuse(before: Sample | None, after: Sample) -> float:
     return reused / (reused + prefilled) if reused + prefilled else 0.0
 
 
-async def soak(seed: int, course: Course, talkers: int, tell: Callable[[Day], None]) -> Outcome:
-    """Run it; what is left running or on the disk is none of ours."""
+async def soak(seed: int, course: Course, talkers: int, home: Path, tell: Callable[[Day], None]) -> Outcome:
+    """Run it; files and logs are in `home`."""
     outcome = Outcome(seed)
-    with TemporaryDirectory(prefix="pi-prefix-cache-soak-", ignore_cleanup_errors=True) as made:
-        async with housed(seed, Path(made)) as house, _talking() as client:
-            choose = random.Random(seed)
-            faults = Faults(house, random.Random(choose.random()))
-            everybody = guests(await References.of(house.server), talkers)
-            scene = Scene(house, client, Tally(faults.excuses), choose)
-            watcher = Watcher(house, client)
-            mix = Mix(house, scene, watcher, faults, everybody, outcome)
-            await mix.live(course, tell)
-            status = await asyncio.to_thread(house.proxy.stop)
-            watcher.read_log()
-            outcome.wrong += watcher.complaints
-            outcome.wrong += [f"the proxy ended with {status}"] if status else []
-            outcome.compared = len(scene.told)
-            outcome.wrong += await differing(house, scene.told)
+    references = References()
+    async with housed(seed, home, references.take) as house, _talking() as client:
+        choose = random.Random(seed)
+        faults = Faults(house, random.Random(choose.random()))
+        everybody = guests(references, talkers)
+        scene = Scene(house, client, Tally(faults.excuses), choose)
+        watcher = Watcher(house, client)
+        await Mix(house, scene, watcher, faults, everybody, outcome).live(course, tell)
+        status = await asyncio.to_thread(house.proxy.stop)
+        watcher.read_log()
+        outcome.wrong += watcher.complaints
+        outcome.wrong += [f"the proxy ended with {status}"] if status else []
+        outcome.compared = len(scene.told)
+        outcome.wrong += await differing(house, scene.told)
     return outcome
 
 

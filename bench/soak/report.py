@@ -27,7 +27,7 @@ HEADS = (
     "faults",
 )
 WIDTHS = (7, 6, 6, 5, 8, 6, 6, 6, 4, 9, 6, 7, 0)
-MOST_SHOWN = 40
+MOST_A_DAY, MOST_SHOWN = 4, 40
 LEGEND = (
     "MB, fds, tasks: of the proxy at rest after that day (and the most under load); queue: the most that waited; "
     "p95: until the headers of chats while nothing was wrong; excused: answers spoilt by a fault of the server."
@@ -49,10 +49,12 @@ class Table:
         faults = ", ".join(f"{name} {count}" if count > 1 else name for name, count in day.faults.items())
         cells = (
             f"{day.ended_at_s / 60:.1f}", tally.asked.total(), tally.fine.total(), tally.left.total(),
-            tally.excused.total(), len(tally.wrong), f"{day.reuse:.0%}", f"{rest.rss_mb:.1f}", rest.fds,
+            tally.excused.total(), len(day.wrong), f"{day.reuse:.0%}", f"{rest.rss_mb:.1f}", rest.fds,
             f"{rest.tasks} ({day.most_tasks})", day.most_waiting, f"{tally.p95_s * 1000:.0f}", faults,
         )  # fmt: skip
-        self._row(cells, style="red" if tally.wrong else "")
+        self._row(cells, style="red" if day.wrong else "")
+        for words in day.wrong[:MOST_A_DAY]:
+            self._console.print(Text(f"        {words}", style="red"), soft_wrap=True)
 
     def end(self, outcome: Outcome) -> None:
         self._console.print(LEGEND, style="dim", highlight=False)
@@ -60,7 +62,7 @@ class Table:
         for grown in outcome.grown:
             self._console.print(str(grown), style="red" if grown.is_too_much else "", highlight=False)
         for words in outcome.wrong[:MOST_SHOWN]:
-            self._console.print(Text(words, style="red"))
+            self._console.print(Text(words, style="red"), soft_wrap=True)
         if (more := len(outcome.wrong) - MOST_SHOWN) > 0:
             self._console.print(f"… and {more} more", style="red")
         said = f"{outcome.compared} answers compared with a quiet server's; seed {outcome.seed}: "
@@ -93,7 +95,7 @@ def write(outcome: Outcome, about: dict[str, Any], directory: Path) -> Path:
         {
             "ended_at_s": round(day.ended_at_s, 1),
             **{name: dict(getattr(day.tally, name)) for name in ("asked", "fine", "left", "excused")},
-            "wrong": day.tally.wrong,
+            "wrong": day.wrong,
             "p95_ms": round(day.tally.p95_s * 1000, 1),
             "faults": day.faults,
             "reuse": round(day.reuse, 4),

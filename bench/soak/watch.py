@@ -56,6 +56,8 @@ class Watcher:
     client: aiohttp.ClientSession
     complaints: list[str] = field(default_factory=list)
     """What the log said that it should never have to say."""
+    told: str = ""
+    """The metrics as they were last, labels and all."""
     _read: int = 0
 
     async def look(self) -> Sample | None:
@@ -63,7 +65,7 @@ class Watcher:
         patience = aiohttp.ClientTimeout(total=PATIENCE_S)
         try:
             async with self.client.get(f"{self.house.admin_url}/metrics", timeout=patience) as answer:
-                text = await answer.text()
+                self.told = text = await answer.text()
         except (aiohttp.ClientError, TimeoutError):
             return None
         process = Path(f"/proc/{self.house.proxy.pid}")

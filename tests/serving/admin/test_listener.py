@@ -13,7 +13,7 @@ from proxy.serving.admin import PAGE
 from proxy.serving.history import Past
 from proxy.serving.status import Status
 from tests.conftest import StartLlama
-from tests.serving.admin.administered import administered, answering, persisting
+from tests.serving.admin.administered import Administered, administered, answering, persisting
 from tests.serving.running import PATIENCE_S, sessions
 
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -241,3 +241,29 @@ async def test_warm_does_nothing_while_a_request_runs(start_llama: StartLlama) -
             await answer.content.readline()
             told = await proxy.look("/warm", "POST")
         assert (409, {"error": "busy"}) == (told.status, told.json)
+
+
+async def test_what_is_held_for_requests_is_counted_while_it_is(start_llama: StartLlama) -> None:
+    """A place and a slot while an answer comes, and tasks; nothing of it afterwards."""
+    (body,) = sessions("/a")
+    long = {**body, "max_completion_tokens": 4000, "ignore_eos": True}
+    async with administered(start_llama("dense", "-np", "1")) as proxy:
+        await proxy.ask(body)
+        before = await gauges(proxy)
+        answer = await proxy.client.post(f"{proxy.base_url}/chat/completions", json=long)
+        await answer.content.readline()
+        during = await gauges(proxy)
+        answer.close()
+        await proxy.heard.until(lambda: 2 == len(proxy.heard.requests))
+        async with asyncio.timeout(PATIENCE_S):
+            while before != (after := await gauges(proxy)):
+                await asyncio.sleep(0.01)
+    assert {"places_taken": 0, "slots_leased": 0, "tasks": before["tasks"]} == after
+    assert {"places_taken": 1, "slots_leased": 1} == {name: during[name] for name in ("places_taken", "slots_leased")}
+    assert during["tasks"] > before["tasks"]
+
+
+async def gauges(proxy: Administered) -> dict[str, float]:
+    text = (await proxy.look("/metrics")).text
+    found = re.findall(r"^pi_prefix_cache_(places_taken|slots_leased|tasks) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
