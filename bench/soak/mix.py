@@ -23,7 +23,7 @@ from bench.soak.guests import Guest, Scene, new_session
 from bench.soak.house import House, housed
 from bench.soak.odd_guests import References, guests
 from bench.soak.tally import Tally
-from bench.soak.watch import Sample, Watcher
+from bench.soak.watch import Sample, Watcher, counted
 from proxy.demo.sessions import USER_AGENTS
 from tests.load.players import Ask
 
@@ -86,6 +86,8 @@ class Outcome:
     grown: list[Grown] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     """What must not be, growth apart."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """By the proxy's own metrics."""
     compared: int = 0
     """Answers that were held against a quiet server's."""
 
@@ -216,6 +218,7 @@ async def soak(seed: int, course: Course, talkers: int, home: Path, tell: Callab
         scene = Scene(house, client, Tally(faults.excuses), choose)
         watcher = Watcher(house, client)
         await Mix(house, scene, watcher, faults, everybody, outcome).live(course, tell)
+        outcome.counted = counted(watcher.told)
         status = await asyncio.to_thread(house.proxy.stop)
         watcher.read_log()
         outcome.wrong += watcher.complaints

@@ -59,6 +59,8 @@ class Table:
     def end(self, outcome: Outcome) -> None:
         self._console.print(LEGEND, style="dim", highlight=False)
         self._console.print(_kinds(outcome), highlight=False)
+        counts = ", ".join(f"{name} {count}" for name, count in outcome.counted.items())
+        self._console.print(f"the proxy's own counts: {counts}", highlight=False)
         for grown in outcome.grown:
             self._console.print(str(grown), style="red" if grown.is_too_much else "", highlight=False)
         for words in outcome.wrong[:MOST_SHOWN]:
@@ -105,6 +107,13 @@ def write(outcome: Outcome, about: dict[str, Any], directory: Path) -> Path:
         for day in outcome.days
     ]
     grown = [{**asdict(one), "is_too_much": one.is_too_much} for one in outcome.grown]
-    told = {"about": about, "failed": outcome.has_failed, "wrong": outcome.wrong, "growth": grown, "days": days}
+    told = {
+        "about": about,
+        "failed": outcome.has_failed,
+        "counted": outcome.counted,
+        "wrong": outcome.wrong,
+        "growth": grown,
+        "days": days,
+    }
     path.write_bytes(orjson.dumps(told, option=orjson.OPT_INDENT_2))
     return path

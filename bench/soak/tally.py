@@ -17,6 +17,8 @@ JUDGED_AFTER_S = 4.0
 """By then it has been noticed that the server died."""
 DONE = b"data: [DONE]"
 SHOWN = 160
+MOST_WAIT_S = 45.0
+"""A client waits for our work for 25 s at most, and then for its turn at the server."""
 Excuses = Callable[[float, float], bool]
 
 
@@ -87,6 +89,8 @@ def flaw(answer: Answer, *, is_streamed: bool) -> str:
         return f"no JSON: {shown}"
     if "prompt_n" not in answer.timings or "cache_n" not in answer.timings:
         return f"no timings: {shown}"
+    if answer.headers_s > MOST_WAIT_S:
+        return f"late: after {answer.headers_s:.0f} s"
     return "" if answer.text else f"no text: {shown}"
 
 

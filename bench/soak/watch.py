@@ -13,6 +13,11 @@ from bench.soak.house import House
 
 PREFIX = "pi_prefix_cache_"
 SAMPLE = re.compile(rf"^{PREFIX}(\w+)(?:{{.*}})? (\S+)$", re.MULTILINE)
+COUNTS = (
+    "requests|restores|saves|copies|warm_ups|verifications|slot_predictions|claims_failed|checkpoints_deleted|troubles"
+)
+COUNT = re.compile(rf"^{PREFIX}({COUNTS})_total(?:{{(.*)}})? (\S+)$", re.MULTILINE)
+VALUE = re.compile(r'="([^"]*)"')
 PATIENCE_S = 5.0
 LOUD = {"error", "critical"}
 SHOWN = 1500
@@ -106,6 +111,15 @@ def added_up(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in SAMPLE.findall(text):
         found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def counted(text: str) -> dict[str, int]:
+    """What the proxy has counted that was there at all, under its name and its labels' values."""
+    found = {}
+    for name, labels, value in COUNT.findall(text):
+        if float(value):
+            found[" ".join([name.replace("_", " "), *VALUE.findall(labels)])] = int(float(value))
     return found
 
 

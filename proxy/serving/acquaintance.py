@@ -160,7 +160,9 @@ class Acquaintance:
             raise
         model.welcomed(auth)
         self._context.report.answers_again()
-        if now.marker != model.process.marker or now.total_slots != model.process.total_slots:
+        if model.process is None:  # gone by another look meanwhile, and back
+            await self.meet_first(auth)
+        elif now.marker != model.process.marker or now.total_slots != model.process.total_slots:
             await self._meet(auth)
         elif now.is_sleeping:
             self._context.report.trouble("slept", "the server sleeps (--sleep-idle-seconds): its slots are empty then")

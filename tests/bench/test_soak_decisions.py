@@ -7,7 +7,7 @@ import pytest
 
 from bench.soak.growth import SLACK_MB, Rest, growth
 from bench.soak.tally import Tally, flaw
-from bench.soak.watch import added_up, loud
+from bench.soak.watch import added_up, counted, loud
 from tests.serving.running import Answer
 
 MINUTES = 55
@@ -88,6 +88,7 @@ WHOLE = replace(GOOD, data=b'{"choices": []}')
         (replace(WHOLE, data=b'{"choices": ['), False, "no JSON"),
         (replace(GOOD, timings={"prompt_n": 1}), True, "no timings"),
         (replace(GOOD, text=""), True, "no text"),
+        (replace(GOOD, headers_s=46.0), True, "late"),
     ],
 )
 def test_what_an_answer_lacks_is_said(answer: Answer, is_streamed: bool, words: str) -> None:
@@ -119,6 +120,16 @@ def test_a_log_may_warn_but_not_err() -> None:
     assert [] == list(loud(quiet))
     assert 1 == len(list(loud(quiet + b'{"event":"bug","level":"error"}\n')))
     assert 2 == len(list(loud(quiet + b"Traceback (most recent call last):\n  File\n")))
+
+
+def test_counts_are_told_with_their_labels() -> None:
+    """Those that are not zero, and no gauge or histogram."""
+    text = (
+        'pi_prefix_cache_requests_total{outcome="cut",source="hit"} 2.0\n'
+        'pi_prefix_cache_restores_total{outcome="failed"} 0.0\n'
+        "pi_prefix_cache_checkpoints_deleted_total 3.0\npi_prefix_cache_tasks 4.0\n"
+    )
+    assert {"requests cut hit": 2, "checkpoints deleted": 3} == counted(text)
 
 
 def test_metrics_of_one_name_are_added_up() -> None:

@@ -2,7 +2,9 @@
 
 import re
 import urllib.request
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -11,11 +13,13 @@ from proxy.demo.servers import LlamaServer
 from proxy.llama import probe as probing
 from proxy.llama.client import Auth, LlamaClient
 from proxy.llama.probe import HALF, N_TOKENS, Probed, probe
+from proxy.llama.replies import Warmed
 from proxy.slots.capabilities import Capabilities
 from tests.conftest import StartLlama
 from tests.llama.calling import NO_KEY, calling
 
 ONE = ("-np", "1")
+QUESTIONS = 8
 Seen = dict[str, bool | int | None]
 HYBRID: Seen = {"reuses": True, "finds_alike": True, "keeps_copies": True, "rolls_back": False}
 DENSE: Seen = {**HYBRID, "rolls_back": True, "mark_distance": None}
@@ -57,6 +61,36 @@ async def test_where_the_checkpoint_lies_that_later_turns_leave(start_llama: Sta
         (await probed(start_llama("hybrid", *ONE, *flags), 1)).able.mark_distance for flags in ((), ("-ub", "64"))
     ]
     assert (usual, small) in ((0, 0), (512 + 4, 64 + 4))
+
+
+@pytest.mark.parametrize("flags", [(), (*ONE, "--cache-ram", "0")], ids=["default", "one"])
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+async def test_somebody_elses_request_meanwhile_does_not_put_an_end_to_everything(
+    start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch, kind: Kind, flags: tuple[str, ...]
+) -> None:
+    """Whichever question it comes before: that the server makes use of what slots hold is found out all the same."""
+    asked = stranger_comes = 0
+
+    def beside_a_stranger(call: Callable[..., Awaitable[Warmed]]) -> Callable[..., Awaitable[Warmed]]:
+        async def ask(client: LlamaClient, *given: Any) -> Warmed:
+            nonlocal asked
+            asked += 1
+            if asked == stranger_comes:
+                await prefill(client, range(10, 150), NO_KEY, 10.0)
+            return await call(client, *given)
+
+        return ask
+
+    prefill = LlamaClient.prefill
+    monkeypatch.setattr(LlamaClient, "prefill", beside_a_stranger(prefill))
+    monkeypatch.setattr(LlamaClient, "prefill_plainly", beside_a_stranger(LlamaClient.prefill_plainly))
+    server = start_llama(kind, *flags)
+    found: list[tuple[bool | None, bool | None]] = []
+    for stranger_comes in range(1, QUESTIONS):  # noqa: B007
+        asked = 0
+        able = (await probed(server, 1 if flags else 4)).able
+        found.append((able.reuses, able.finds_alike))
+    assert [(True, True)] * len(found) == found
 
 
 async def test_its_cost_does_not_depend_on_chance(start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch) -> None:

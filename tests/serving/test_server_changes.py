@@ -7,10 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from proxy.demo.models import Kind
 from proxy.demo.servers import LlamaServer
+from proxy.llama.client import ControlFailed
 from tests.conftest import StartLlama
+from tests.load.relay import Call, relay
 from tests.serving.running import Answer, Running, ask_directly, ask_server, running, sessions
 
 Change = Callable[[LlamaServer], Awaitable[None]]
@@ -54,6 +57,32 @@ async def warm(start: StartLlama, kind: Kind, folder: Path, *flags: str) -> Asyn
         for body in sessions("/a", "/b"):
             assert 200 == (await proxied.ask(body)).status
         yield server, proxied
+
+
+async def test_gone_for_one_look_while_another_waits_for_its_answer(start_llama: StartLlama) -> None:
+    """The one that waited meets the server again when the answer comes."""
+    is_armed, is_asked, is_back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_once_then_refused_once(call: Call) -> None:
+        if call.path != "/props" or not is_armed.is_set() or is_back.is_set():
+            return
+        if is_asked.is_set():
+            raise web.HTTPServiceUnavailable
+        is_asked.set()
+        await is_back.wait()
+
+    async with relay(start_llama(), slow_once_then_refused_once) as url, running(url) as proxied:
+        await proxied.ask(sessions("/a", tokens=600)[0])
+        acquaintance, model = proxied.proxy.engine.acquaintance, proxied.proxy.engine.model
+        is_armed.set()
+        slow = asyncio.create_task(acquaintance.glance({}, is_needed=True))
+        await is_asked.wait()
+        with pytest.raises(ControlFailed):
+            await acquaintance.glance({}, is_needed=True)
+        assert model.process is None
+        is_back.set()
+        assert await slow
+        assert 200 == (await proxied.ask(sessions("/b", tokens=600)[0])).status
 
 
 def false_hits(proxied: Running) -> list[tuple[str, int | None]]:
