@@ -18,7 +18,7 @@ from bench.soak.house import House
 
 GRACE_S = 0.25
 """For so long after a fault, one that was just begun may still be hit by it."""
-GAP_S = (1.5, 6.0)
+GAP_S = (1.0, 6.0)
 FROZEN_S = (0.5, 7.0)
 AWAY_S = (0.1, 3.0)
 CUTTING_S = (0.5, 4.0)

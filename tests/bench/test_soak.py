@@ -17,7 +17,7 @@ from tests.wire import Message, Peer, client, recording
 
 ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LONG = b"x" * (CUT_WITHIN + 1)
-SHORT = Course(days=2, load_s=6.0, rest_s=4.5, last_rest_s=4.5)
+SHORT = Course(days=2, load_s=5.0, rest_s=4.4, last_rest_s=4.4)
 EVERYBODY = {"greeting", "new", "newcomer", "parent", "child", "pass-through", "slow reader", "slow writer", "leaver"}
 EVERYBODY |= {"malformed", "admin"}
 
@@ -65,7 +65,7 @@ async def test_a_door_ends_what_its_client_or_server_ends() -> None:
                 await visitor.answer()
 
 
-@pytest.mark.parametrize("seed", [0, 1], ids=["dense", "hybrid"])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)], ids=["dense", "hybrid"])
 async def test_half_a_minute_of_everything(llama_binary: ServerBinary, tmp_path: Path, seed: int) -> None:
     """Every kind of client while the server suffers: nothing is wrong without a fault, nothing stays, nothing grows."""
     told = io.StringIO()
@@ -75,5 +75,5 @@ async def test_half_a_minute_of_everything(llama_binary: ServerBinary, tmp_path:
     assert not outcome.has_failed, told.getvalue()
     asked = [day.tally.asked for day in outcome.days]
     assert EVERYBODY <= {kind for day in asked for kind in day}, told.getvalue()
-    assert 0 < outcome.compared
+    assert any(day.faults for day in outcome.days), told.getvalue()
     assert orjson.loads(write(outcome, {}, tmp_path).read_bytes())["days"][1]["rest"]["fds"]
