@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from proxy.serving.history import MAX_REQUESTS
 
-SLACK_MB = 10.0
+SLACK_MB = 7.0
 """For all that is bounded but the history: 128 prefixes of a thousand tokens are some 4 MB, the rest is fragments."""
 REMEMBERED_KB = 0.8
 """A request in the history: 630 bytes, measured, and what an allocator adds."""

@@ -24,6 +24,8 @@ LEAVES = 0.15
 LEAVES_WITHIN_S = 2.0
 PAUSE_S = 0.3
 TRIES_AGAIN_S = 0.5
+CLIENT_PATIENCE_S = 90.0
+"""Longer than anything here may take: a client that waits so long is one that is stuck."""
 ASKS = (8, 40)
 """Of one player, before another takes its place."""
 INSTALLS = 150

@@ -19,7 +19,7 @@ import aiohttp
 from bench.soak.ending import differing, forgotten, unbelievable
 from bench.soak.faults import Faults
 from bench.soak.growth import Grown, Rest, growth
-from bench.soak.guests import Guest, Scene, new_session
+from bench.soak.guests import CLIENT_PATIENCE_S, Guest, Scene, new_session
 from bench.soak.house import House, housed
 from bench.soak.odd_guests import References, guests
 from bench.soak.tally import Tally
@@ -28,15 +28,15 @@ from proxy.demo.sessions import USER_AGENTS
 from tests.load.players import Ask
 
 LOOKS_EVERY_S = 1.0
-CLIENT_PATIENCE_S = 90.0
-"""Longer than anything here may take: a client that waits so long is one that is stuck."""
 REST_WITHIN_S = 15.0
 REST_LOOKS_EVERY_S = 0.4
+REST_S = 5.0
 DAYS = 50
 WARM_UP = 0.1
 """Part of the days after which everything that fills has begun to."""
-LAST_REST_S = 12.0
-"""Longer than any connection or task is kept that is of no use any more."""
+MOST_REST_S = 12.0
+"""Longer than a connection is kept that is of no use any more: up to twice 4 s."""
+MANY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,12 @@ class Course:
     days: int
     load_s: float
     rest_s: float
-    """Longer than connections are kept for another request: 4 s."""
-    last_rest_s: float = LAST_REST_S
 
     @classmethod
     def of(cls, minutes: float) -> "Course":
         seconds = minutes * 60
         days = max(2, min(DAYS, round(seconds / 30)))
-        rest_s = 6.0 if seconds / days > 15 else 5.0
-        return cls(days, max(4.0, seconds / days - rest_s), rest_s)
+        return cls(days, max(4.0, seconds / days - REST_S), REST_S)
 
     @property
     def warm_up(self) -> int:
@@ -109,13 +106,15 @@ class Mix:
     began: float = field(default_factory=time.monotonic)
     samples: list[Sample] = field(default_factory=list)
     """Of this day."""
+    level: tuple[int, int] = (MANY, MANY)
+    """The least that was there in a rest."""
 
     async def live(self, course: Course, tell: Callable[[Day], None]) -> None:
         """All days, and the end."""
         await self._greet()
         rests: list[Rest] = []
         for number in range(course.days):
-            day = await self._day(course, course.last_rest_s if number == course.days - 1 else course.rest_s)
+            day = await self._day(course, MOST_REST_S if course.days - 1 == number > 1 else course.rest_s)
             self.outcome.days.append(day)
             tell(day)
             if number >= course.warm_up:
@@ -159,13 +158,18 @@ class Mix:
             await asyncio.sleep(REST_LOOKS_EVERY_S)
 
     async def _rest(self, seconds: float) -> Sample:
-        """The least of what was seen while nobody asked anything: what stays is in all of them."""
-        until, seen = time.monotonic() + seconds, list[Sample]()
-        while time.monotonic() < until or not seen:
-            if (sample := await self.watcher.look()) is not None:
-                seen.append(sample)
+        """The least of what was seen while nobody asked anything: what stays is in all of them.
+
+        Where it is more than in an earlier rest, time is given for what goes by itself after a while.
+        """
+        began, least = time.monotonic(), None
+        while least is None or time.monotonic() < began + (seconds if _size(least) <= self.level else MOST_REST_S):
+            sample = await self.watcher.look()
+            if sample is not None and (least is None or _size(sample) <= _size(least)):
+                least = sample
             await asyncio.sleep(REST_LOOKS_EVERY_S)
-        return min(seen, key=lambda sample: (sample.tasks, sample.fds, sample.rss_mb))
+        self.level = min(self.level, _size(least))
+        return least
 
     @asynccontextmanager
     async def _watching(self) -> AsyncIterator[None]:
@@ -191,6 +195,10 @@ class Mix:
         self.watcher.complaints.clear()
         self.faults.died_by_itself.clear()
         return wrong
+
+
+def _size(sample: Sample) -> tuple[int, int]:
+    return sample.tasks, sample.fds
 
 
 def _rest(day: Day) -> Rest:

@@ -6,21 +6,24 @@ no answer is an error of ours that says it's the server's fault. Counterpart: `g
 
 import asyncio
 import random
+import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from bench.soak.guests import BROKEN, Guest, Scene, family, new_session, newcomer, talker, wire
+from bench.soak.guests import BROKEN, CLIENT_PATIENCE_S, Guest, Scene, family, new_session, newcomer, talker, wire
 from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import USER_AGENTS
-from tests.conformance.exchange import Told, ask
+from tests.conformance.exchange import Ask, Told, ask, told
 from tests.conformance.table import PLAIN
 from tests.faults.test_visitors import SHAPES
 from tests.fuzz.mutation import bodies
 from tests.serving.test_requests import MALFORMED
-from tests.wire import RawClient, client, read_body
+from tests.wire import RawClient, read_body
 
 AGENT = USER_AGENTS["1.6"]
 TAKES_TOO_LONG = {"chat-too-long"}
@@ -55,16 +58,16 @@ class References:
         """Ask for all of it."""
         self.told.update({name: await ask(server.port, what) for name, what in PASSED.items()})
 
-    def differs(self, name: str, told: Told) -> str:
+    def differs(self, name: str, seen: Told) -> str:
         """In which way an answer is another one; values that follow from what else runs are not looked at."""
         wanted = self.told[name]
-        if (wanted.start, wanted.headers) != (told.start, told.headers):
-            return f"head: {told.start!r} {told.headers!r} for {wanted.start!r} {wanted.headers!r}, {told.body!r:.200}"
+        if (wanted.start, wanted.headers) != (seen.start, seen.headers):
+            return f"head: {seen.start!r} {seen.headers!r} for {wanted.start!r} {wanted.headers!r}, {seen.body!r:.200}"
         if name in ALWAYS_THE_SAME:
-            return "" if wanted.body == told.body else f"body: {told.body!r:.200} for {wanted.body!r:.200}"
+            return "" if wanted.body == seen.body else f"body: {seen.body!r:.200} for {wanted.body!r:.200}"
         if name in HEAD_ONLY:
             return ""
-        mine, theirs = outline(told.body), outline(wanted.body)
+        mine, theirs = outline(seen.body), outline(wanted.body)
         return "" if mine == theirs else f"body: {mine!r:.300} for {theirs!r:.300}"
 
 
@@ -81,6 +84,25 @@ def outline(value: Any) -> Any:
     return type(value).__name__
 
 
+@asynccontextmanager
+async def connected(scene: Scene, receive_buffer: int = 1 << 16) -> AsyncIterator[RawClient]:
+    """A raw connection that waits as long as any client here."""
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", scene.house.proxy.port))
+    except OSError:
+        sock.close()
+        raise
+    reader, writer = await asyncio.open_connection(sock=sock, limit=receive_buffer)
+    try:
+        async with asyncio.timeout(CLIENT_PATIENCE_S):
+            yield RawClient(reader, writer)
+    finally:
+        writer.close()
+
+
 def passer_by(references: References) -> Guest:
     """Uses everything that the server has besides chats of agents."""
 
@@ -88,7 +110,7 @@ def passer_by(references: References) -> Guest:
         while not scene.is_over:
             name, began = choose.choice(list(PASSED)), time.monotonic()
             try:
-                words = references.differs(name, await ask(scene.house.proxy.port, PASSED[name]))
+                words = references.differs(name, await _passed(scene, PASSED[name]))
             except BROKEN as error:
                 words = f"broken: {type(error).__name__} {error}"
             scene.tally.note("pass-through", began, f"{words} ({name})" if words else "")
@@ -97,12 +119,17 @@ def passer_by(references: References) -> Guest:
     return live
 
 
+async def _passed(scene: Scene, what: Ask) -> Told:
+    async with connected(scene) as visitor:
+        return told(await visitor.ask(what.wire(scene.house.proxy.port), bodiless=what.verb == "HEAD"))
+
+
 async def slow_reader(scene: Scene, choose: random.Random) -> None:
     """Reads a long answer in small pieces, with pauses."""
     while not scene.is_over:
         body, began = new_session(choose, 1, 600, ANSWER_TOKENS), time.monotonic()
         try:
-            async with client(scene.house.proxy.port, receive_buffer=4096, limit=4096) as visitor:
+            async with connected(scene, receive_buffer=4096) as visitor:
                 await visitor.send(wire(body, AGENT))
                 flaw = _flaw(await _slowly(visitor, choose))
         except BROKEN as error:
@@ -133,7 +160,7 @@ async def slow_writer(scene: Scene, choose: random.Random) -> None:
         data, began = wire(new_session(choose, 2, 900), AGENT), time.monotonic()
         step = choose.randint(200, len(data))
         try:
-            async with client(scene.house.proxy.port) as visitor:
+            async with connected(scene) as visitor:
                 for at in range(0, len(data), step):
                     await visitor.send(data[at : at + step])
                     await asyncio.sleep(choose.uniform(0, min(0.5, SLOW_S * step / len(data))))
@@ -158,7 +185,7 @@ async def leaver(scene: Scene, choose: random.Random) -> None:
         data = wire(new_session(choose, choose.choice((1, 2)), 600, 40), AGENT)
         is_whole = choose.random() < 0.7
         try:
-            async with client(scene.house.proxy.port) as visitor:
+            async with connected(scene) as visitor:
                 await visitor.send(data if is_whole else data[: choose.randrange(len(data))])
                 async with asyncio.timeout(choose.uniform(0, 1.5)):
                     await visitor.reader.read(choose.randint(1, 4000))
@@ -182,7 +209,7 @@ async def vandal(scene: Scene, choose: random.Random) -> None:
 async def _vandalise(scene: Scene, data: bytes) -> None:
     began = time.monotonic()
     try:
-        async with client(scene.house.proxy.port) as visitor:
+        async with connected(scene) as visitor:
             await visitor.send(data)
             async with asyncio.timeout(FUZZ_PATIENCE_S):
                 answer = await visitor.answer()

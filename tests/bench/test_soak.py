@@ -17,7 +17,7 @@ from tests.wire import Message, Peer, client, recording
 
 ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LONG = b"x" * (CUT_WITHIN + 1)
-SHORT = Course(days=2, load_s=5.0, rest_s=4.4, last_rest_s=4.4)
+SHORT = Course(days=2, load_s=5.0, rest_s=2.0)
 EVERYBODY = {"greeting", "new", "newcomer", "parent", "child", "pass-through", "slow reader", "slow writer", "leaver"}
 EVERYBODY |= {"malformed", "admin"}
 
