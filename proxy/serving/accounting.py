@@ -20,6 +20,10 @@ from proxy.slots.verdict import judge
 FAILED_RESUMES = 3
 """After so many in a row host memory holds nothing of what we believe: it is too small, or off."""
 
+MARK_SLACK = 8
+"""A model that can't roll back goes back to an in-memory checkpoint instead: the last lies four tokens before a
+prompt's end, and each time that a session begins at one, another token is lost."""
+
 
 class Accounting:
     """Keeps the ledger of one context."""
@@ -95,7 +99,7 @@ class Accounting:
     def _enter_displaced(self, ticket: Ticket, cache_n: int) -> None:
         """What its slot was believed to hold moved to host memory, if its reuse can't have come from that."""
         plan, copy = ticket.plan, ticket.loaded
-        is_resumed = plan.source is Source.RESUME and copy is not None and cache_n >= copy.n_prompt
+        is_resumed = plan.source is Source.RESUME and copy is not None and _is_from(copy, cache_n)
         is_restored = plan.source is Source.RESTORE and ticket.slot == plan.slot and cache_n == plan.expected_cache_n
         if self._context.model.able.keeps_copies and (is_resumed or is_restored):
             self._context.model.ledger.copied(ticket.before)
@@ -103,7 +107,7 @@ class Accounting:
     def _enter_loaded(self, ticket: Ticket, cache_n: int) -> None:
         """Where less was reused than the copy has that was to be loaded, it was not: it is gone, or still there."""
         copy, need, ledger = ticket.loaded, ticket.need, self._context.model.ledger
-        if copy is None or not continues_talk(need, copy) or cache_n >= copy.n_prompt:
+        if copy is None or not continues_talk(need, copy) or _is_from(copy, cache_n):
             return
         if is_overwritten(need, ticket.before):
             ledger.copied(copy)  # the slot was freed just then, and the server did not look any farther
@@ -160,6 +164,7 @@ class Accounting:
             inputs=visit.inputs,
             is_whole=is_whole,
             is_marked=marked,
+            is_first=not visit.has_past and _stood_at_prefix_end(ticket),
         )
 
     def _was_marked(self, ticket: Ticket) -> bool:
@@ -195,6 +200,20 @@ class Accounting:
             and figures.prompt_n >= self._context.settings.min_prefix_tokens
         ):
             self._context.model.prompt_ms_per_token = figures.prompt_ms / figures.prompt_n
+
+
+def _is_from(copy: Talk, cache_n: int) -> bool:
+    """Whether so many reused tokens are those of a conversation that goes on; of its answer they need not be.
+
+    A client may send that back changed, without what the model thought, say.
+    """
+    return cache_n >= copy.n_prompt - MARK_SLACK
+
+
+def _stood_at_prefix_end(ticket: Ticket) -> bool:
+    """Whether the server went on from the prefix's end, or some tokens before: there it left a checkpoint."""
+    reused = (ticket.figures.cache_n if ticket.figures else None) or 0
+    return ticket.need.prefix_tokens > 0 and reused >= ticket.need.prefix_tokens - MARK_SLACK
 
 
 def figures_from_slot(ticket: Ticket, looks: Iterable[Look]) -> Figures | None:

@@ -57,6 +57,9 @@ class Talk:
     is_marked: bool = False
     """Whether the slot stood exactly at the prefix's end on the way: then the server may go back there (an
     in-memory checkpoint), also where it can't roll back freely."""
+    is_first: bool = False
+    """Whether this was its first turn and went on from the prefix's end: then the server can go back to there. Of the
+    in-memory checkpoints that it has, the next turn leaves only the oldest, which lies some hundred tokens before."""
     head_key: str = ""
     head_tokens: int = 0
     inputs: bytes = b""

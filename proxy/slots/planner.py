@@ -22,7 +22,8 @@ the numbers stand again at the branches.
  7. an idle slot holds exactly the prefix: move aside whoever shares more, forward (`hit`).
  8. an idle slot's conversation begins with the prefix and can be gone back in, at least to a mark near its end: copy
     it, forward (`hit`), unless a restore gives more; likewise one in host memory that the request goes back in
-    (`resume`).
+    (`resume`). In a later turn of a conversation the server can't go back to the prefix's end: where host memory has a
+    first turn that it would load, it is made to.
  9. a checkpoint exists: copy and clear what shares the prefix, restore, forward (`restore`).
 10. the prefix is in a slot that is busy, and nothing is to be saved, or the request is in mid-conversation: whoever
     builds it now does so in its own request anyway. Forward.
@@ -62,12 +63,14 @@ from proxy.slots.holding import (
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.only_slot import confined
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import SIMILARITY, choose, is_overwritten
+from proxy.slots.prediction import SIMILARITY, choose, is_overwritten, loaded
 
 CHECKPOINT_SLACK = 2100
 """Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
 default is 512; this much is right up to `-ub 2048`."""
 
+CHECKPOINT_DISTANCE = 512
+"""How far before the prefix's end the oldest of those lies that prefilling it leaves: `-ub`, by default this."""
 CHECKPOINT_STEP = 8192
 """Every so many tokens a server leaves an in-memory checkpoint in a conversation (`--checkpoint-min-step`): one that is
 edited far behind the prefix is gone back in better by the server itself."""
@@ -127,10 +130,12 @@ def _give_prefix(
             return _with_head(Plan(Source.HIT, "slot_holds_prefix", aside, bare.holds.n_tokens, bare.slot), head, need)
     native = _native(need, idle, able)
     can_restore = acts and (disk.has_checkpoint or disk.has_head)
-    if native and (native.expected_cache_n >= need.prefix_tokens or not can_restore):  # 8
+    if native and native.expected_cache_n >= need.prefix_tokens:  # 8
         return native
     if edited := _edited(need, ledger, idle, able):
         return edited
+    if native and not can_restore:
+        return _first_turn(need, ledger, idle, able) or native
     for key, n_tokens, is_there in (  # 9
         (need.head_key, need.head_tokens, disk.has_head),
         (need.prefix_key, need.prefix_tokens, disk.has_checkpoint),
@@ -262,6 +267,24 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
         return None
     copies = _copies(sharing, able, chosen)
     return Plan(Source.HIT, "conversation_begins_with_prefix", copies, expected, chosen.slot)
+
+
+def _first_turn(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
+    """A conversation's first turn in host memory, in the place of a later one in the slot that the server would choose.
+
+    The server can go back in it to the prefix's end, in the other one not. It loses what followed, so not where that is
+    more than what is won.
+    """
+    talks = [belief.holds for belief in idle if isinstance(belief.holds, Talk)]
+    if not able.keeps_copies or any(talk.is_first and talk.prefix_key == need.prefix_key for talk in talks):
+        return None
+    first = loaded(need, Nothing(), [*ledger.copies.values(), *talks])
+    if first is None or not first.is_first or first.prefix_key != need.prefix_key:
+        return None
+    if first.n_tokens - need.prefix_tokens >= CHECKPOINT_DISTANCE:
+        return None
+    steps = _moved_out([b for b in idle if share(need, b.holds) != 0], idle, able)
+    return Plan(Source.HIT, "host_memory_begins_with_prefix", steps, _reach(need, first, able))
 
 
 def _reach(need: Need, talk: Talk, able: Capabilities) -> int:

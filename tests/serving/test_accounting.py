@@ -98,6 +98,42 @@ def test_who_came_back_whole_has_overwritten_nobody(cache_n: int, is_kept: bool)
     assert [THEIRS if is_kept else OURS] == [*at.model.ledger.copies.values()]
 
 
+def test_a_copy_whose_answer_the_client_sends_back_changed_was_loaded_all_the_same() -> None:
+    """A model that can't roll back goes on four tokens before the end of the prompt; nobody else's copy is spent."""
+    at = context(Nothing(), Nothing())
+    for copy in (talk("ay"), OURS):
+        at.model.ledger.copied(copy)
+    resumed = ticket()
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
+    accounting = Accounting(at)
+    accounting.take_slot(resumed, 0)
+    resumed.figures = figures(OURS.n_prompt - 4)
+    accounting.enter(resumed, [])
+    assert [talk("ay")] == [*at.model.ledger.copies.values()]
+
+
+@pytest.mark.parametrize(
+    ("cache_n", "has_past", "is_first"),
+    [(PREFIX_TOKENS, False, True), (PREFIX_TOKENS - 2, False, True), (0, False, False), (PREFIX_TOKENS, True, False)],
+    ids=["from the prefix's end", "from a checkpoint there", "from elsewhere", "a later turn"],
+)
+def test_a_first_turn_is_known(cache_n: int, has_past: bool, is_first: bool) -> None:
+    """The server can go back to the prefix's end in it, if it went on from there."""
+    at = context(Nothing(), Nothing())
+    (body,) = sessions("/a")
+    said = [*body["messages"], {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    read = orjson.dumps({**body, "messages": said} if has_past else body)
+    asked = ticket(visit=understand(read, {}, at.settings))
+    asked.need = need("ab")
+    accounting = Accounting(at)
+    accounting.take_slot(asked, 0)
+    asked.figures = figures(cache_n)
+    accounting.enter(asked, [])
+    held = at.model.ledger.slots[0].holds
+    assert isinstance(held, Talk)
+    assert is_first == held.is_first
+
+
 def test_a_copy_that_was_not_there_was_not_loaded_but_another() -> None:
     """From an empty slot: the reuse is that of another conversation of the same folder."""
     at = context(Nothing(), Nothing())

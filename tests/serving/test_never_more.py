@@ -12,6 +12,8 @@ RULE = "run the tests before you say that it is done. "
 CONTEXTS = {"short": None, "some": RULE * 30, "long": RULE * 90}
 A_PREFIX = 8
 """What a new prefix may cost more."""
+GO_ON, A_SESSION = 24, 64
+"""Tokens of a short turn; and of a session of which all but the prefix is new."""
 
 
 def turns(first: Body, count: int) -> list[Body]:
@@ -43,6 +45,30 @@ async def test_sessions_of_two_turns(
     bodies = [turn for body in first for turn in turns(body, 2)]
     directly, proxied = await compared(start_llama, "hybrid", *flags, bodies=bodies, tools_last=tools_last)
     assert directly + A_PREFIX >= proxied
+
+
+@pytest.mark.parametrize("flags", [ONE_SLOT, ()], ids=["one-slot", "default-flags"])
+async def test_two_that_take_turns_and_send_answers_back_changed(
+    start_llama: StartLlama, flags: tuple[str, ...]
+) -> None:
+    """Each goes on near the end of its last prompt, and none is thought to be lost for it."""
+    first, second = (turns(body, 4) for body in sessions("/a", "/b", tokens=1000))
+    in_turns = [*first[:2], second[0], first[2], second[1], first[3], second[2]]
+    server = start_llama("hybrid", *flags)
+    async with running(server) as proxied:
+        answers = [await proxied.ask(body) for body in in_turns]
+        assert GO_ON >= max(answer.prefilled for answer in (answers[1], *answers[3:]))
+
+
+@pytest.mark.parametrize("flags", [ONE_SLOT, ()], ids=["one-slot", "default-flags"])
+async def test_a_session_begins_while_one_goes_on(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
+    """Where the prefix ends in another that has just begun, not where one in its third turn can be gone back to."""
+    first, second, third = (turns(body, 3) for body in sessions("/a", "/b", "/c", tokens=1000))
+    server = start_llama("hybrid", *flags)
+    async with running(server) as proxied:
+        for body in (*first[:2], second[0], first[2]):
+            await proxied.ask(body)
+        assert A_SESSION >= (await proxied.ask(third[0])).prefilled
 
 
 @pytest.mark.parametrize("flags", [ONE_SLOT, ()], ids=["one-slot", "default-flags"])

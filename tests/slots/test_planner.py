@@ -6,10 +6,10 @@ from itertools import product
 import pytest
 
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Need, Nothing, Prefix, Unknown, share
+from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Warm
-from proxy.slots.planner import CHECKPOINT_SLACK, Disk, plan
+from proxy.slots.planner import CHECKPOINT_DISTANCE, CHECKPOINT_SLACK, Disk, plan
 from proxy.slots.prediction import choose
 from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, chain, ledger, look, need, sizes, talk
 
@@ -311,6 +311,57 @@ def test_a_hybrid_model_goes_back_to_a_mark_where_nothing_better_can_be_had() ->
     told = plan(long, ledger(marked), NO_ROLLBACK)
     assert (Source.HIT, 5000 - CHECKPOINT_SLACK) == (told.source, told.expected_cache_n)
     assert Source.RESTORE is plan(long, ledger(marked), NO_ROLLBACK, SAVED).source
+
+
+LATER = replace(talk("xyz", is_marked=True), prefix_tokens=PREFIX_TOKENS)
+FIRST_TURN = replace(talk("w", is_marked=True), is_first=True)
+"""Of two sessions with the same prefix: one that went on, and one that has just begun."""
+
+
+def with_copies(*copies: Talk, held: Holding = LATER) -> Ledger:
+    made = ledger(held)
+    for copy in copies:
+        made.copied(copy)
+    return made
+
+
+def test_a_first_turn_in_host_memory_is_better_than_a_later_one_in_the_slot() -> None:
+    """The server can go back to the prefix's end in it; so it is made to load it."""
+    told = plan(FIRST, with_copies(FIRST_TURN), NO_ROLLBACK)
+    assert (Source.HIT, "host_memory_begins_with_prefix") == (told.source, told.reason)
+    assert (Copy(0), Clear(0)) == told.steps
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        with_copies(),
+        with_copies(replace(FIRST_TURN, is_first=False)),
+        with_copies(FIRST_TURN, held=replace(FIRST_TURN, chain=talk("v").chain)),
+        with_copies(replace(LATER, chain=talk("uv").chain), FIRST_TURN),
+    ],
+    ids=["none", "a later turn", "one in the slot", "not what the server would load"],
+)
+def test_a_first_turn_in_host_memory_stays_there(at: Ledger) -> None:
+    """Where it is not better, or would not be taken."""
+    told = plan(FIRST, at, NO_ROLLBACK)
+    assert (Source.HIT, "conversation_begins_with_prefix") == (told.source, told.reason)
+
+
+@pytest.mark.parametrize(("more", "is_taken"), [(-1, True), (0, False)])
+def test_a_first_turn_is_not_lost_for_less_than_it_is_worth(more: int, is_taken: bool) -> None:
+    """What followed the prefix in it has to be prefilled again, should it go on."""
+    long, held = replace(FIRST, prefix_tokens=2000), replace(LATER, prefix_tokens=2000, n_prompt=2200, n_tokens=2220)
+    copy = replace(FIRST_TURN, prefix_tokens=2000, n_prompt=2100, n_tokens=2000 + CHECKPOINT_DISTANCE + more)
+    told = plan(long, with_copies(copy, held=held), NO_ROLLBACK)
+    assert is_taken == (told.reason == "host_memory_begins_with_prefix")
+
+
+def test_a_first_turn_with_another_prefix_is_not_taken() -> None:
+    """However much it has in common."""
+    akin = replace(FIRST, common=(("Q", PREFIX_TOKENS - 1),))
+    told = plan(akin, with_copies(replace(FIRST_TURN, prefix_key="Q")), NO_ROLLBACK)
+    assert "conversation_begins_with_prefix" == told.reason
 
 
 @pytest.mark.parametrize("held", [talk("xy"), talk("xy", is_whole=False)], ids=["unmarked", "cut off"])
