@@ -217,6 +217,29 @@ async def test_a_pooled_connection_closed_just_as_it_is_reused(method: bytes, ho
         assert 2 == len(path.upstream.peers)
 
 
+@pytest.mark.parametrize("more", [answer(b"not asked for"), b"HTTP/1.1 200 OK\r\nContent-Le", b"nonsense\r\n\r\n"])
+async def test_a_pooled_connection_that_says_more_than_it_was_asked(more: bytes) -> None:
+    """What comes after an answer is nobody's: the next request has a connection of its own, and its own answer."""
+    said = asyncio.Event()
+
+    async def script(peer: Peer, message: Message) -> None:
+        await peer.send(answer(message.target))
+        if message.target == b"/0":
+            await answered.wait()
+            await peer.send(more)
+            said.set()
+
+    answered = asyncio.Event()
+    async with route(script) as path, client(path.port) as visitor:
+        for number in range(3):
+            asked = await visitor.ask(b"GET /%d HTTP/1.1\r\n" % number + HOST + b"\r\n")
+            assert (200, b"/%d" % number) == (asked.status, asked.body)
+            answered.set()
+            await said.wait()
+            for _ in range(10):  # until our side has read it
+                await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("in_pieces", [False, True], ids=["at-once", "in-pieces"])
 @pytest.mark.parametrize("request_bytes", [GET, POST], ids=["GET", "POST"])
 async def test_informational_answers_are_left_out(request_bytes: bytes, in_pieces: bool) -> None:
