@@ -33,7 +33,7 @@ LIMITS = {"max_line_size": 1 << 20, "max_field_size": 1 << 20, "max_headers": 10
 DEPARTURE_CHECK_S = 0.4
 GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 AFTER_CUT_S = 2.0
-LAST_ANSWER_S = 0.5
+LAST_ANSWER_S = 0.3
 """How long an answer may take to a client that will send no more; llama-server looks about once a second."""
 
 
