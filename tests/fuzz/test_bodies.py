@@ -162,7 +162,7 @@ async def test_broken_requests_at_a_real_server(start_llama: StartLlama) -> None
                 statuses.add(directly[0].split()[1])
                 assert directly == await heard(proxied.proxy.port, body), body
             await at_rest(proxied)
-    assert {b"200", b"400", b"500"} == statuses
+    assert {b"200", b"400"} <= statuses
     assert [] == [line for line in lines if line["log_level"] in ("error", "critical")]
 
 
