@@ -226,8 +226,10 @@ class RawClient:
 
 
 @asynccontextmanager
-async def client(port: int, *, receive_buffer: int | None = None, limit: int = LIMIT) -> AsyncIterator[RawClient]:
-    """A raw connection while the block runs; everything in the block must be over within `PATIENCE_S`."""
+async def client(
+    port: int, *, receive_buffer: int | None = None, limit: int = LIMIT, patience_s: float = PATIENCE_S
+) -> AsyncIterator[RawClient]:
+    """A raw connection while the block runs; everything in the block must be over within `patience_s`."""
     sock = socket.socket()
     sock.setblocking(False)
     if receive_buffer is not None:
@@ -239,7 +241,7 @@ async def client(port: int, *, receive_buffer: int | None = None, limit: int = L
         raise
     reader, writer = await asyncio.open_connection(sock=sock, limit=limit)
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             yield RawClient(reader, writer)
     finally:
         writer.close()

@@ -3,7 +3,9 @@
 aiohttp's server notices a client that leaves only in part.  An end of file closes the transport *after* the write
 buffer is flushed, so a reader that stalls and goes is never missed; and while reading is paused (an upload that the
 upstream does not take) nothing is noticed at all.  Both are mended here: a connection with a request in progress is
-reset as soon as its client has gone, which cancels the request's handler.  Counterpart: `outbound`.
+reset as soon as its client has gone, which cancels the request's handler.  A client that has only ended its sending
+looks the same as one that has left: what can be answered soon it still gets, then it counts as gone.  Counterpart:
+`outbound`.
 """
 
 import asyncio
@@ -31,6 +33,8 @@ LIMITS = {"max_line_size": 1 << 20, "max_field_size": 1 << 20, "max_headers": 10
 DEPARTURE_CHECK_S = 0.4
 GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 AFTER_CUT_S = 2.0
+LAST_ANSWER_S = 0.3
+"""How long an answer may take to a client that will send no more; llama-server looks about once a second."""
 
 
 def _has_gone(transport: asyncio.BaseTransport) -> bool:
@@ -44,7 +48,7 @@ def _has_gone(transport: asyncio.BaseTransport) -> bool:
 class Connection(RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_check", "_draining", "_line", "_listener", "_request")
+    __slots__ = ("_check", "_draining", "_last", "_line", "_listener", "_request")
 
     def __init__(self, listener: "Listener", server: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(server, loop=loop, access_log=None, auto_decompress=False, **LIMITS)  # type: ignore[arg-type]
@@ -52,6 +56,8 @@ class Connection(RequestHandler):
         self._request: web.BaseRequest | None = None
         self._draining = False
         self._check: asyncio.TimerHandle | None = None
+        self._last: asyncio.TimerHandle | None = None
+        """When a client that sends no more will count as gone."""
         self._line: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -62,6 +68,8 @@ class Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone; aiohttp cancels the handler."""
+        if self._last is not None:
+            self._last.cancel()
         self._listener.lost(self)
         super().connection_lost(exc)
 
@@ -73,10 +81,13 @@ class Connection(RequestHandler):
             if not content.is_eof() and content.exception() is None:
                 content.set_exception(RequestPayloadError("malformed body"))
 
-    def eof_received(self) -> None:
-        """The client will send no more: with a request in progress, it has left."""
-        if self._request is not None:
-            self.cut()
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client will send no more; whether the connection stays open for what it has asked."""
+        # aiohttp's own loop waits for a request, unless there is one, be it not yet with its handler.
+        is_idle = self._waiter is not None and not self._waiter.done()
+        if not is_idle:
+            self._last = self._loop.call_later(LAST_ANSWER_S, self.cut)
+        return not is_idle
 
     @property
     def is_serving(self) -> bool:
@@ -100,7 +111,7 @@ class Connection(RequestHandler):
         self._request = None
         if self._check is not None:
             self._check.cancel()
-        if self._draining:
+        if self._draining or (self._last is not None and not self._messages):
             self.close()
 
     def drain(self) -> None:
@@ -114,7 +125,7 @@ class Connection(RequestHandler):
 
     def _look_for_client(self) -> None:
         line = self._line
-        if line is None or line.is_closing():
+        if line is None or line.is_closing() or self._last is not None:
             return
         if not line.is_reading() and _has_gone(line):
             self.cut()

@@ -10,9 +10,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy.demo.models import model_path
+from proxy.demo.models import Kind, model_path
 from proxy.demo.proxies import ProxyProcess
 from proxy.demo.servers import LlamaServer, ServerBinary
+from tests.serving.routers import Router
 
 KEY = "the-right-key"
 FILL_IN = ",".join(
@@ -26,7 +27,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "ranking": ("-np", "1", "--reranking"),
     "infilling": ("-np", "1", "-fa", "off", "--override-kv", FILL_IN),
     "sleepy": ("-np", "1", "-fa", "off", "--sleep-idle-seconds", "1"),
+    "routing": ("-np", "1", "-fa", "off"),
 }
+MODELS: dict[str, Kind] = {"alpha": "dense", "beta": "hybrid"}
+"""Of the router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,17 @@ class Pairs(dict[str, Pair]):
         slots, home = self._home / f"{kind}-slots", self._home / kind
         slots.mkdir()
         home.mkdir()
-        flags = (*KINDS[kind], "--slot-save-path", str(slots))
-        server = LlamaServer(model_path("dense"), *flags, ctx=16384, binary=self._binary).start()
+        server = self._server(kind, slots).start()
         _save(server, slots / "mine.bin")
         self[kind] = Pair(server, ProxyProcess(server.base_url, home, "--persist", "1", "--slot-dir", str(slots)))
         self[kind].proxy.__enter__()
         return self[kind]
+
+    def _server(self, kind: str, slots: Path) -> LlamaServer:
+        if kind == "routing":
+            return Router(self._home / kind, MODELS, *KINDS[kind], binary=self._binary)
+        flags = (*KINDS[kind], "--slot-save-path", str(slots))
+        return LlamaServer(model_path("dense"), *flags, ctx=16384, binary=self._binary)
 
     def close(self) -> None:
         for pair in self.values():

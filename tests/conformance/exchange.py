@@ -41,7 +41,8 @@ class Ask:
         lines = [f"{self.verb} {self.target} HTTP/1.1", f"Host: 127.0.0.1:{port}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         if self.body is not None:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
+            lines += [f"Content-Length: {len(data)}"]
+            lines += [] if "Content-Type" in self.headers else ["Content-Type: application/json"]
         return "\r\n".join([*lines, "", ""]).encode() + data
 
 

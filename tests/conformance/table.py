@@ -13,6 +13,8 @@ ALONE = {**SHORT, "cache_prompt": False}
 """Prefilled whole each time, so that even what was prefilled is the same."""
 AGENT = {**session("/a", prefix_tokens=600), **GREEDY}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+FORM_TYPE = "multipart/form-data; boundary=--part"
+FORM = b'----part\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n----part--\r\n'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 RIGHT = {"Authorization": f"Bearer {KEY}"}
 FOREIGN = {"Origin": "http://elsewhere.test"}
@@ -61,6 +63,19 @@ PLAIN = {
         "/v1/responses",
         {"model": "m", "input": "say why", "temperature": 0, "max_output_tokens": 6, "stream": True},
     ),
+    "responses-old": Ask("/responses", {"input": "say why", "temperature": 0, "max_output_tokens": 6}),
+    "completions-old": Ask("/completions", {"prompt": "a b", "n_predict": 4, "temperature": 0}),
+    "transcriptions": Ask("/v1/audio/transcriptions", FORM, headers={"Content-Type": FORM_TYPE}),
+    "chat-control": Ask("/v1/chat/completions/control", {"id": "none"}),
+    "chat-count": Ask("/v1/chat/completions/input_tokens", SHORT),
+    "responses-count": Ask("/v1/responses/input_tokens", {"input": "say why"}),
+    "tools": Ask("/tools"),
+    "cors-proxy": Ask("/cors-proxy?url=http://127.0.0.1:1/"),
+    "stream-of-none": Ask("/v1/stream?id=none"),
+    "streams-lookup": Ask("/v1/streams/lookup", {}),
+    "load": Ask("/models/load", {"model": "m"}),
+    "form": Ask(CHAT, FORM, headers={"Content-Type": FORM_TYPE}),
+    "xml": Ask(CHAT, b"<a/>", headers={"Content-Type": "text/xml"}),
     "chat": chat(),
     "chat-old": Ask("/chat/completions", ALONE),
     "chat-stream": chat(stream=True),
@@ -128,6 +143,42 @@ INFILLING = {
         "/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 4, "stream": True, **GREEDY}
     ),
 }
-TABLES = {"plain": PLAIN, "keyed": KEYED, "embedding": EMBEDDING, "ranking": RANKING, "infilling": INFILLING}
+ROUTING = {
+    "models": Ask("/v1/models"),
+    "props": Ask("/props"),
+    "props-of-one": Ask("/props?model=alpha"),
+    "props-of-none": Ask("/props?model=nobody"),
+    "lora-of-one": Ask("/lora-adapters?model=beta"),
+    "slots": Ask("/slots"),
+    "slots-of-none": Ask("/slots?model=nobody&autoload=false"),
+    "metrics-of-one": Ask("/metrics?model=alpha"),
+    "health": Ask("/health"),
+    "tokenize": Ask("/tokenize", {"model": "alpha", "content": "a b"}),
+    "tokenize-for-none": Ask("/tokenize", {"content": "a b"}),
+    "completions": Ask("/v1/completions", {"model": "beta", "prompt": "a b", **GREEDY}),
+    "messages": Ask("/v1/messages", {**SHORT, "model": "alpha"}),
+    "responses": Ask("/v1/responses", {"model": "beta", "input": "say why", "temperature": 0, "max_output_tokens": 6}),
+    "chat-alpha": chat(model="alpha"),
+    "chat-beta": chat(model="beta"),
+    "chat-stream": chat(model="beta", stream=True),
+    "chat-of-none": chat(model="nobody"),
+    "agent-alpha": Ask(CHAT, {**AGENT, "model": "alpha"}),
+    "agent-beta": Ask(CHAT, {**AGENT, "model": "beta"}),
+    "agent-alpha-again": Ask(CHAT, {**AGENT, "model": "alpha"}),
+    "restore-missing": Ask("/slots/0?action=restore", {"model": "alpha", "filename": "none.bin"}),
+    "save-for-none": Ask("/slots/0?action=save", {"filename": "mine.bin"}),
+    "load-none": Ask("/models/load", {"model": "nobody"}),
+    "unload-none": Ask("/models/unload", {"model": "nobody"}),
+    "delete-none": Ask("/models", method="DELETE"),
+    "preflight": Ask(CHAT, method="OPTIONS", headers=PREFLIGHT),
+}
+TABLES = {
+    "plain": PLAIN,
+    "keyed": KEYED,
+    "embedding": EMBEDDING,
+    "ranking": RANKING,
+    "infilling": INFILLING,
+    "routing": ROUTING,
+}
 
 ROWS = [(kind, name, what) for kind, table in TABLES.items() for name, what in table.items()]

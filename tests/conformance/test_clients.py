@@ -10,10 +10,11 @@ import orjson
 import pytest
 
 from tests.conformance.conftest import Pair, Pairs
-from tests.conformance.table import AGENT, ALONE, GREEDY
+from tests.conformance.exchange import Ask, told
+from tests.conformance.table import AGENT, ALONE, CHAT, GREEDY
 from tests.serving.route import answer
 from tests.serving.running import running
-from tests.wire import Message, Peer, recording
+from tests.wire import Message, Peer, client, recording
 
 
 @pytest.fixture
@@ -84,6 +85,26 @@ async def test_openais_library_puts_a_streamed_tool_call_together() -> None:
     calls = [call.function for piece in pieces for call in piece.choices[0].delta.tool_calls or () if call.function]
     assert "read" == calls[0].name
     assert {"path": "ä.txt"} == orjson.loads("".join(call.arguments or "" for call in calls))
+
+
+# --- a shell and `nc -N` ---
+
+
+BRIEF = [Ask("/health"), Ask("/tokenize", {"content": "a b"}), Ask(CHAT, ALONE)]
+
+
+@pytest.mark.parametrize("what", BRIEF, ids=lambda what: what.target)
+async def test_a_client_that_sends_one_request_and_its_end(pair: Pair, what: Ask) -> None:
+    """Its answer is the server's, and the connection is closed after it."""
+    said = []
+    for port in (pair.server.port, pair.proxy.port):
+        async with client(port) as visitor:
+            await visitor.send(what.wire(port))
+            visitor.half_close()
+            said.append(told(await visitor.answer()))
+            assert b"" == await visitor.rest()
+    assert said[0] == said[1]
+    assert b"200 OK" == said[0].start[9:]
 
 
 # --- curl ---

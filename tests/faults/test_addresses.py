@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.faults.pretender import TEXT, Pretender
-from tests.serving.running import running, sessions
+from tests.serving.running import Running, running, sessions
 from tests.wire import recording
 
 NAME = "llama.test"
@@ -44,14 +44,25 @@ async def test_a_name_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
         places.append(("127.0.0.1", here.port))
         async with running(f"http://{NAME}:{here.port}/v1") as proxied:
             answers = [await proxied.ask(one)]
+            assert 200 == await look(proxied)
             await here.end()
+            asked = len(first.calls)
             async with recording(second.script, host="127.0.0.2") as there:
                 places.append(("127.0.0.2", there.port))
+                assert 200 == await look(proxied)
                 answers += [await proxied.ask(body) for body in others]
-                async with proxied.client.get(f"{proxied.base_url}/models") as models:
-                    assert 200 == models.status
     assert [(200, TEXT)] * 3 == [(answer.status, answer.text) for answer in answers]
+    # The old one would still answer.
+    assert asked == len(first.calls)
     assert (1, 2) == (first.calls.count("chat"), second.calls.count("chat"))
+    # Our own questions find it, too.
+    assert {"props", "slots"} <= {*second.calls}
+
+
+async def look(proxied: Running) -> int:
+    """A request that may take a connection used before; its status."""
+    async with proxied.client.get(f"{proxied.base_url}/models") as models:
+        return models.status
 
 
 @pytest.mark.parametrize("host", ["[::1]", NAME])

@@ -6,6 +6,7 @@ first wait, then, in front of another proxy, at its second, and so on until it g
 
 import asyncio
 import itertools
+import math
 import types
 from collections.abc import Coroutine, Generator
 from pathlib import Path
@@ -31,7 +32,7 @@ WAYS: dict[str, tuple[list[Body], Body, str]] = {
     "resume": ([ONE, OTHER], next_turn(ONE, TEXT, "go on"), "resume"),
 }
 """What was asked before, what is asked then, and what the engine does for it."""
-FEWEST_WAITS = {"warm-up": 12, "continue": 1, "restore": 8, "resume": 7}
+FEWEST_WAITS = {"warm-up": 12, "continue": 1, "restore": 8, "resume": 5, "behind others": 2}
 """With fewer it would not be driven through what it does."""
 
 
@@ -55,8 +56,11 @@ def stepped(work: Coroutine[Any, Any, Any], at: int) -> Generator[Any, Any, Any]
     return None
 
 
-async def enter(proxied: Running, body: Body, at: int) -> Ticket | None:
-    """Enter the engine as far as that wait; None where it was one."""
+NEVER = 0
+
+
+def entering(proxied: Running, body: Body, at: int) -> "asyncio.Task[Ticket]":
+    """Enter the engine as far as that wait; cancelled where it is one."""
     headers = CIMultiDict({"User-Agent": USER_AGENTS["1.6"]})
     visit = understand(orjson.dumps(body), headers, proxied.proxy.settings)
     work = proxied.proxy.engines.enter(visit)
@@ -66,7 +70,12 @@ async def enter(proxied: Running, body: Body, at: int) -> Ticket | None:
         assert isinstance(ticket, Ticket)
         return ticket
 
-    task = asyncio.create_task(driven())
+    return asyncio.create_task(driven())
+
+
+async def enter(proxied: Running, body: Body, at: int) -> Ticket | None:
+    """Enter the engine as far as that wait; None where it was one."""
+    task = entering(proxied, body, at)
     await asyncio.wait({task})
     return None if task.cancelled() else task.result()
 
@@ -102,6 +111,8 @@ async def test_leaving_at_every_wait(tmp_path: Path, way: str) -> None:
             for earlier in asked_before:
                 await proxied.ask(earlier)
             before = {path.name for path in slots.iterdir()}
+            # Of long ago, so that it has to look first whether the server is still the same.
+            proxied.proxy.engine.model.last_answer = -math.inf
             ticket = await enter(proxied, body, at)
             if ticket is not None:
                 ticket.settle()
@@ -111,3 +122,67 @@ async def test_leaving_at_every_wait(tmp_path: Path, way: str) -> None:
     assert ticket is not None
     assert source == str(ticket.plan.source)
     assert FEWEST_WAITS[way] < at
+
+
+async def test_leaving_at_every_wait_behind_others(tmp_path: Path) -> None:
+    """In the queue, too: whoever stands behind the one who leaves gets in, and nothing is held for him."""
+    for at in itertools.count(1):
+        home = tmp_path / str(at)
+        (slots := home / "slots").mkdir(parents=True)
+        server = Pretender(directory=slots)
+        async with (
+            recording(server.script) as upstream,
+            running(
+                f"http://127.0.0.1:{upstream.port}/v1", persist=True, slot_dir=slots, dir=home / "index"
+            ) as proxied,
+        ):
+            await proxied.ask(OTHER)
+            inside = await enter(proxied, ONE, NEVER)
+            assert inside is not None
+            proxied.proxy.engine.model.last_answer = -math.inf
+            leaving = entering(proxied, ANOTHER, at)
+            gate = proxied.proxy.engine.model.gate
+            while not leaving.done() and not gate.waiting:
+                await asyncio.sleep(0)
+            behind = entering(proxied, OTHER, NEVER)
+            while gate.waiting < 1 + (not leaving.done()):
+                await asyncio.sleep(0)
+            inside.settle()
+            if not leaving.done():
+                await asyncio.wait({leaving})
+            if not leaving.cancelled():
+                leaving.result().settle()
+            (await behind).settle()
+            before = {path.name for path in slots.iterdir()}
+            await check(proxied, before, slots)
+        if not leaving.cancelled():
+            break
+    assert FEWEST_WAITS["behind others"] < at
+
+
+async def test_leaving_in_the_moment_of_getting_in(tmp_path: Path) -> None:
+    """Whichever turn of the event loop that is: the place that it was just given is free again."""
+    (slots := tmp_path / "slots").mkdir()
+    server = Pretender(directory=slots)
+    async with (
+        recording(server.script) as upstream,
+        running(
+            f"http://127.0.0.1:{upstream.port}/v1", persist=True, slot_dir=slots, dir=tmp_path / "index"
+        ) as proxied,
+    ):
+        await proxied.ask(OTHER)
+        gate = proxied.proxy.engine.model.gate
+        for turns in range(8):
+            inside = await enter(proxied, ONE, NEVER)
+            leaving = entering(proxied, ANOTHER, NEVER)
+            while not gate.waiting:
+                await asyncio.sleep(0)
+            assert inside is not None
+            inside.settle()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.wait({leaving})
+            assert leaving.cancelled()
+            await at_rest(proxied)
+        await check(proxied, set(), slots)

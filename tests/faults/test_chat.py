@@ -56,16 +56,23 @@ def request(stream: bool = True) -> bytes:
 async def through(fault: Fault, visit: Callable[[RawClient, Pretender], Awaitable[None]]) -> None:
     """One visit while the fault is there; then a session, served as if nothing had been."""
     server = Pretender()
+    met: list[Peer] = []
+
+    async def noted(peer: Peer, data: bytes) -> None:
+        met.append(peer)
+        await fault(peer, data)
+
     async with (
         recording(server.script) as upstream,
         running(f"http://127.0.0.1:{upstream.port}/v1") as proxied,
     ):
-        server.faults[CHAT] = fault
+        server.faults[CHAT] = noted
         async with client(proxied.proxy.port) as visitor:
             await visit(visitor, server)
         await at_rest(proxied)
+        assert met
         async with asyncio.timeout(SOON_S):
-            for peer in upstream.peers:
+            for peer in met:
                 await peer.closed.wait()
         server.faults.clear()
         answers = [await proxied.ask(body) for body in sessions("/b", "/c", tokens=400)]

@@ -27,25 +27,34 @@ def peak_kb(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
+LOOK = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
+ASKED = {
+    "length": (LOOK, False),
+    "chunked": (LOOK, True),
+    "chat": (CHAT + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, True),
+}
+
+
 @pytest.mark.parametrize("size", [60_000_000, pytest.param(1_000_000_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
-async def test_a_large_answer_and_a_slow_reader(tmp_path: Path, size: int, chunked: bool) -> None:
+@pytest.mark.parametrize(("asked", "chunked"), ASKED.values(), ids=ASKED.keys())
+async def test_a_large_answer_and_a_slow_reader(tmp_path: Path, size: int, asked: bytes, chunked: bool) -> None:
     """It rests with the server as long as its reader sleeps, then passes whole; the proxy holds some buffers of it."""
     sent, stalled = 0, asyncio.Event()
 
     async def script(peer: Peer, message: Message) -> None:
         nonlocal sent
-        if message.target != b"/large":
+        if message.target not in (b"/large", b"/v1/chat/completions"):
             await peer.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             return
         framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % size
-        await peer.send(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n")
+        # An event that never ends, where a chat is asked for.
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + framing + b"\r\n\r\n")
         piece = b"%x\r\n%b\r\n" % (len(PIECE), PIECE) if chunked else PIECE
         while sent < size:
-            asked = asyncio.ensure_future(peer.send(piece[: None if chunked else size - sent]))
-            if not (await asyncio.wait({asked}, timeout=None if stalled.is_set() else 0.5))[0]:
+            sending = asyncio.ensure_future(peer.send(piece[: None if chunked else size - sent]))
+            if not (await asyncio.wait({sending}, timeout=None if stalled.is_set() else 0.5))[0]:
                 stalled.set()
-            await asked
+            await sending
             sent += len(PIECE)
         if chunked:
             await peer.send(b"0\r\n\r\n")
@@ -53,8 +62,8 @@ async def test_a_large_answer_and_a_slow_reader(tmp_path: Path, size: int, chunk
     async with recording(script) as upstream:
         with ProxyProcess(f"http://127.0.0.1:{upstream.port}/v1", tmp_path) as proxy:
             before_kb = peak_kb(proxy.pid)
-            async with client(proxy.port, receive_buffer=4096, limit=1 << 16) as reader:
-                await reader.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with client(proxy.port, receive_buffer=4096, limit=1 << 16, patience_s=90) as reader:
+                await reader.send(asked)
                 await stalled.wait()
                 assert 20_000_000 > sent
                 await reader.head()

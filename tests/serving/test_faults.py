@@ -198,20 +198,66 @@ async def test_after_an_early_end_the_rest_of_an_upload_is_read_off(words: bytes
         assert [] == lines
 
 
-async def test_a_pooled_connection_closed_just_as_it_is_reused() -> None:
-    """A GET is sent once more on a fresh connection, and the client sees nothing of it."""
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_a_pooled_connection_closed_just_as_it_is_reused(method: bytes, how: str) -> None:
+    """What changes nothing is sent once more on a fresh connection, and the client sees nothing of it."""
 
     async def script(peer: Peer, message: Message) -> None:
         if message.target == b"/second" and peer is path.upstream.peers[0]:
-            peer.close()
+            getattr(peer, how)()
         else:
-            await peer.send(answer(message.target))
+            await peer.send(answer(message.target)[: None if method == b"GET" else -len(message.target)])
 
     async with route(script) as path, client(path.port) as visitor:
         for target in (b"/first", b"/second"):
-            message = await visitor.ask(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")
-            assert (200, target) == (message.status, message.body)
+            asked = method + b" " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n"
+            message = await visitor.ask(asked, bodiless=method == b"HEAD")
+            assert (200, target if method == b"GET" else b"") == (message.status, message.body)
         assert 2 == len(path.upstream.peers)
+
+
+@pytest.mark.parametrize("more", [answer(b"not asked for"), b"HTTP/1.1 200 OK\r\nContent-Le", b"nonsense\r\n\r\n"])
+async def test_a_pooled_connection_that_says_more_than_it_was_asked(more: bytes) -> None:
+    """What comes after an answer is nobody's: the next request has a connection of its own, and its own answer."""
+    said = asyncio.Event()
+
+    async def script(peer: Peer, message: Message) -> None:
+        await peer.send(answer(message.target))
+        if message.target == b"/0":
+            await answered.wait()
+            await peer.send(more)
+            said.set()
+
+    answered = asyncio.Event()
+    async with route(script) as path, client(path.port) as visitor:
+        for number in range(3):
+            asked = await visitor.ask(b"GET /%d HTTP/1.1\r\n" % number + HOST + b"\r\n")
+            assert (200, b"/%d" % number) == (asked.status, asked.body)
+            answered.set()
+            await said.wait()
+            for _ in range(10):  # until our side has read it
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["at-once", "in-pieces"])
+@pytest.mark.parametrize("request_bytes", [GET, POST], ids=["GET", "POST"])
+async def test_informational_answers_are_left_out(request_bytes: bytes, in_pieces: bool) -> None:
+    """The one that follows them is the answer, whole and as it came; the connection takes another request."""
+    before = [b"100 Continue\r\n", b"102 Processing\r\nX-A: 1\r\n", b"103 Early Hints\r\nLink: </a>\r\nLink: </b>\r\n"]
+    words = b"".join(b"HTTP/1.1 %b\r\n" % told for told in before) + answer(b"fine", b"X-Last: 1")
+
+    async def script(peer: Peer, _: Message) -> None:
+        for at in range(0, len(words), 7 if in_pieces else len(words)):
+            await peer.send(words[at : at + (7 if in_pieces else len(words))])
+            await asyncio.sleep(0)
+
+    async with route(script) as path, client(path.port) as visitor:
+        for _ in range(2):
+            await visitor.send(request_bytes)
+            expected = answer(b"fine", b"X-Last: 1")
+            assert expected == await visitor.reader.readexactly(len(expected))
+        assert [True, True] == [end for seen in path.seen for end in seen.ends]
 
 
 @pytest.mark.parametrize(
