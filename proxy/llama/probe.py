@@ -68,7 +68,7 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
         keeps_copies=await trial.keeps_copies(),
         rolls_back=await trial.rolls_back(others),
     )
-    if not able.rolls_back and not restores:  # what a file gives back is more
+    if not able.rolls_back:
         able = replace(able, mark_distance=await trial.mark_distance(others))
     return Probed(able, rate, slot)
 

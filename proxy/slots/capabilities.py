@@ -35,3 +35,11 @@ class Capabilities:
     checkpoint lies that outlives later turns; 0 where one at the end of a prefix outlives them too."""
     format_version: int | None = None
     """Version of the state files this build writes."""
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the in-memory checkpoints of all turns stay, where a model can't roll back and has state files.
+
+        Other servers keep one of several that lie near each other; a sliding window is in the slot for a while only.
+        """
+        return bool(self.restores) and self.mark_distance == 0

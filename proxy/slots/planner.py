@@ -294,8 +294,8 @@ def _reach(need: Need, talk: Talk, able: Capabilities) -> int:
     if able.rolls_back:
         return need.prefix_tokens
     alike = shared_messages(need.chain, talk.chain)
-    is_last_turn = alike > 1 and alike >= len(talk.chain) - LAST_TURN
-    if is_last_turn or (share(need, talk) or 0) >= need.prefix_tokens + CHECKPOINT_STEP:
+    is_turn_kept = (talk.is_marked and able.keeps_checkpoints) or alike >= len(talk.chain) - LAST_TURN
+    if (alike > 1 and is_turn_kept) or (share(need, talk) or 0) >= need.prefix_tokens + CHECKPOINT_STEP:
         return need.prefix_tokens
     return max(1, need.prefix_tokens - CHECKPOINT_SLACK) if talk.is_marked else 0
 

@@ -4,6 +4,7 @@ import re
 import urllib.request
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,14 @@ async def test_where_the_checkpoint_lies_that_later_turns_leave(start_llama: Sta
         (await probed(start_llama("hybrid", *ONE, *flags), 1)).able.mark_distance for flags in ((), ("-ub", "64"))
     ]
     assert (usual, small) in ((0, 0), (512 + 4, 64 + 4))
+
+
+async def test_with_files_too(start_llama: StartLlama, tmp_path: Path) -> None:
+    """Where conversations can be gone back in decides whether a restore is better."""
+    server = start_llama("hybrid", *ONE, "--slot-save-path", str(tmp_path))
+    async with calling(server.port) as client:
+        able = (await probe(client, Capabilities(total_slots=1, shows_slots=True), NO_KEY, "probe.bin", 10.0)).able
+    assert (True, True) == (able.restores, able.mark_distance in (0, 516))
 
 
 @pytest.mark.parametrize("flags", [(), (*ONE, "--cache-ram", "0")], ids=["default", "one"])

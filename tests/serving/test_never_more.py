@@ -1,5 +1,7 @@
 """Never more than directly: what conversations cost in prefilled tokens, without files, whatever the server's flags."""
 
+from pathlib import Path
+
 import pytest
 
 from proxy.demo.models import Kind
@@ -23,12 +25,20 @@ def turns(first: Body, count: int) -> list[Body]:
     return bodies
 
 
-async def compared(start_llama: StartLlama, kind: Kind, *flags: str, bodies: list[Body], **traits: bool) -> list[int]:
+async def compared(
+    start_llama: StartLlama,
+    kind: Kind,
+    *flags: str,
+    bodies: list[Body],
+    slot_dir: Path | None = None,
+    **traits: bool,
+) -> list[int]:
     """Tokens prefilled directly, and through the proxy: in the answers and in warm-ups."""
     server = start_llama(kind, *flags, **traits)
     directly = sum(answer.prefilled for answer in await ask_directly(server, *bodies))
     server.restart()
-    async with running(server) as proxied:
+    saved = {} if slot_dir is None else {"persist": True, "slot_dir": slot_dir, "dir": slot_dir / "index"}
+    async with running(server, **saved) as proxied:
         answers = [(await proxied.ask(body)).prefilled for body in bodies]
         warmed = [warm_up.prompt_n for warm_up in proxied.heard.warm_ups]
     return [directly, sum(answers) + sum(warmed)]
@@ -77,6 +87,19 @@ async def test_an_earlier_message_is_edited(start_llama: StartLlama, kind: Kind,
     """A conversation that is begun again with another question goes back as far as it would directly."""
     asked, edited = (sessions("/a", tokens=1000, user=user)[0] for user in ("look at the file", "look at the test"))
     directly, proxied = await compared(start_llama, kind, *flags, bodies=[*turns(asked, 3), *turns(edited, 2)])
+    assert directly + A_PREFIX >= proxied
+
+
+@pytest.mark.parametrize("flags", [ONE_SLOT, ()], ids=["one-slot", "default-flags"])
+async def test_an_early_message_is_edited_with_checkpoints_on_disk(
+    start_llama: StartLlama, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """A restore gives less than some servers' own checkpoints of earlier turns, and more than others'."""
+    told = turns(sessions("/a", tokens=1000)[0], 4)
+    edited = {**told[2], "messages": [*told[2]["messages"][:-1], {"role": "user", "content": RULE * 9}]}
+    directly, proxied = await compared(
+        start_llama, "hybrid", *flags, "--slot-save-path", str(tmp_path), bodies=[*told, edited], slot_dir=tmp_path
+    )
     assert directly + A_PREFIX >= proxied
 
 

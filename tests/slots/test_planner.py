@@ -313,6 +313,25 @@ def test_a_hybrid_model_goes_back_to_a_mark_where_nothing_better_can_be_had() ->
     assert Source.RESTORE is plan(long, ledger(marked), NO_ROLLBACK, SAVED).source
 
 
+KEEPING = replace(NO_ROLLBACK, mark_distance=0)
+
+
+@pytest.mark.parametrize(
+    ("held", "able", "is_better"),
+    [
+        (talk("abcdefg", is_marked=True), KEEPING, True),
+        (talk("abcdefg", is_marked=True), replace(KEEPING, mark_distance=516), False),
+        (talk("abcdefg"), KEEPING, False),
+        (talk("axcdefg", is_marked=True), KEEPING, False),
+    ],
+    ids=["kept", "one of all is kept", "never at the prefix's end", "edited at once"],
+)
+def test_an_early_message_is_edited_where_checkpoints_are_kept(held: Talk, able: Capabilities, is_better: bool) -> None:
+    """The server can go back to the turn before it, which is more than a restore gives."""
+    told = plan(replace(need("abz"), has_past=True), ledger(held), able, SAVED)
+    assert (Source.HIT if is_better else Source.RESTORE) is told.source
+
+
 LATER = replace(talk("xyz", is_marked=True), prefix_tokens=PREFIX_TOKENS)
 FIRST_TURN = replace(talk("w", is_marked=True), is_first=True)
 """Of two sessions with the same prefix: one that went on, and one that has just begun."""
