@@ -5,6 +5,7 @@ holds now, whether a claim came true, and what is learned when it did not.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from http import HTTPStatus
 
 from proxy.llama.answer import Figures
@@ -180,6 +181,9 @@ class Accounting:
             model.failed_resumes += 1
             if model.failed_resumes >= FAILED_RESUMES:
                 model.ledger.copies.clear()
+            return
+        if ticket.plan.reason == "host_memory_begins_with_prefix" and model.able.rolls_back:
+            model.able = replace(model.able, copies_roll_back=False)
             return
         model.failed_claims += 1
         model.prefixes.pop(ticket.visit.rendering, None)

@@ -20,9 +20,9 @@ from proxy.serving.model import ExactPrefix
 from proxy.serving.neighbours import Neighbours
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Unknown
+from proxy.slots.holding import Unknown, only_prefix
 from proxy.slots.plan import Clear, Copy, Restore, Save, Step, Warm, nothing
-from proxy.slots.prediction import choose
+from proxy.slots.prediction import choose, loaded
 
 SILENCE_RESERVE_S = 0.5
 """A warm-up ends this long before the client has waited long enough, so that the server is free again."""
@@ -132,9 +132,14 @@ class Executor:
                 model.ledger.hold(expected.slot, Unknown())
             raise
         slot = warmed.slot if 0 <= warmed.slot < len(model.ledger.slots) else (expected.slot if expected else 0)
-        belief = model.ledger.slots[slot]
-        if expected is not None and expected.slot == slot and expected.copies and model.able.keeps_copies:
-            model.ledger.copied(belief.holds)
+        if model.able.keeps_copies:
+            before = model.ledger.slots[slot].holds
+            # A prompt of ours may load a conversation from host memory like any other, and what it loads is gone there.
+            spent = loaded(only_prefix(ticket.need, prefix.key, prefix.n_tokens), before, model.ledger.copies.values())
+            if spent is not None:
+                model.ledger.taken(spent)
+            if expected is not None and expected.slot == slot and expected.copies:
+                model.ledger.copied(before)
         model.ledger.hold(slot, prefix.held(warmed.prompt_n + warmed.cache_n))
         model.last_answer = time.monotonic()
         report.warmed(slot, warmed)

@@ -24,6 +24,9 @@ class Capabilities:
     """A restored prefix is reused."""
     keeps_copies: bool | None = None
     """Displaced conversations come back from host memory (`--cache-ram`)."""
+    copies_roll_back: bool | None = None
+    """False where what came back from there can't be gone back in, though a slot can: of a sliding window, with
+    `--swa-full` too, only the window is copied."""
     clears_idle: bool | None = None
     """A task that begins in one slot empties all idle ones into host memory (default flags)."""
     reuses: bool | None = None

@@ -99,6 +99,19 @@ class Need:
         return max(self.prefix_tokens, int(sum(self.sizes) / BYTES_PER_TOKEN))
 
 
+def only_prefix(need: Need, key: str, n_tokens: int) -> Need:
+    """What a prompt needs that is no more than the request's exact prefix, or its head."""
+    is_head = key == need.head_key
+    return Need(
+        prefix_key=need.prefix_key,
+        prefix_tokens=n_tokens if not is_head else need.prefix_tokens,
+        head_key=key if is_head else "",
+        head_tokens=n_tokens if is_head else 0,
+        sizes=(round(n_tokens * BYTES_PER_TOKEN),) if is_head else (),
+        common=need.common,
+    )
+
+
 def is_rendered_alike(need: Need | Talk, talk: Talk) -> bool:
     """Whether the same messages give the same tokens.
 

@@ -161,7 +161,7 @@ def _build(
     if need.is_slow:  # 12
         return _unprepared("built_when_idle", need, idle, able)
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
-    if copy is not None and not may_save:  # 13
+    if copy is not None and not may_save and able.copies_roll_back is not False:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), _reach(need, copy, able))
     if not may_save and _leaves_its_own_mark(need, idle, able):  # 14
         return _unprepared("own_checkpoint_serves", need, idle, able)
@@ -225,7 +225,12 @@ def _edited(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabi
     """A conversation in host memory that was gone back in, or whose last message was edited: the server may take it."""
     talks = [talk for talk in ledger.copies.values() if shared_messages(need.chain, talk.chain) > 1]
     talk = max(talks, key=lambda one: share(need, one) or 0, default=None)
-    if not able.keeps_copies or talk is None or _reach(need, talk, able) < need.prefix_tokens:
+    if (
+        not able.keeps_copies
+        or able.copies_roll_back is False
+        or talk is None
+        or _reach(need, talk, able) < need.prefix_tokens
+    ):
         return None
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
     steps = _moved_out(in_the_way, idle, able)

@@ -112,6 +112,22 @@ def test_a_copy_whose_answer_the_client_sends_back_changed_was_loaded_all_the_sa
     assert [talk("ay")] == [*at.model.ledger.copies.values()]
 
 
+@pytest.mark.parametrize("rolls_back", [True, False])
+def test_that_copies_can_not_be_gone_back_in_is_learned(rolls_back: bool) -> None:
+    """Where a slot can: it is no failed claim like others, and is claimed once."""
+    at = context(Nothing(), Nothing())
+    at.model.able = replace(at.model.able, rolls_back=rolls_back)
+    claiming = ticket()
+    claiming.need = need("ab")
+    claiming.plan = Plan(Source.HIT, "host_memory_begins_with_prefix", (), PREFIX_TOKENS)
+    accounting = Accounting(at)
+    accounting.take_slot(claiming, 0)
+    claiming.figures = figures(0)
+    accounting.enter(claiming, [])
+    found = (at.model.able.copies_roll_back, at.model.failed_claims)
+    assert ((False, 0) if rolls_back else (None, 1)) == found
+
+
 @pytest.mark.parametrize(
     ("cache_n", "has_past", "is_first"),
     [(PREFIX_TOKENS, False, True), (PREFIX_TOKENS - 2, False, True), (0, False, False), (PREFIX_TOKENS, True, False)],

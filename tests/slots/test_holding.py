@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.slots.holding import Holding, Nothing, Unknown, continues_talk, share
+from proxy.slots.holding import Holding, Nothing, Unknown, continues_talk, only_prefix, share
 from tests.slots.beliefs import PREFIX_TOKENS, bare, need, talk
 
 
@@ -65,3 +65,17 @@ def test_the_prompt_is_at_least_as_long_as_the_prefix_that_it_begins_with() -> N
     """Tools are no message: a short request with many of them is longer than its text."""
     assert PREFIX_TOKENS == need("").n_tokens
     assert 300 == need("abc").n_tokens
+
+
+@pytest.mark.parametrize(
+    ("key", "n_tokens", "expected"),
+    [("P", PREFIX_TOKENS, (PREFIX_TOKENS, PREFIX_TOKENS, 0)), ("H", 200, (200, 200, 0))],
+    ids=["prefix", "head"],
+)
+def test_a_prompt_that_is_a_prefix_only(key: str, n_tokens: int, expected: tuple[int, int, int]) -> None:
+    """Its length, and what it shares with its own and with another install's conversation."""
+    wanted = replace(need("ab"), head_key="H", head_tokens=200, common=(("Q", 60),))
+    bare_need = only_prefix(wanted, key, n_tokens)
+    own, other = replace(talk("ax"), head_key="H", head_tokens=200), talk("x", "R")
+    assert expected == (bare_need.n_tokens, share(bare_need, own), share(bare_need, other))
+    assert 60 == share(bare_need, talk("x", "Q"))

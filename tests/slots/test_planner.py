@@ -332,6 +332,27 @@ def test_an_early_message_is_edited_where_checkpoints_are_kept(held: Talk, able:
     assert (Source.HIT if is_better else Source.RESTORE) is told.source
 
 
+BEGINS_ALIKE = "host_memory_begins_with_prefix"
+
+
+@pytest.mark.parametrize("goes_back", [None, False])
+def test_no_claim_on_copies_that_can_not_be_gone_back_in(goes_back: bool | None) -> None:
+    """Of a sliding window only the window is copied, with `--swa-full` too: then the prefix is prefilled."""
+    told = plan(FIRST, with_copy("xyz", Nothing()), replace(ABLE, copies_roll_back=goes_back))
+    assert ((Source.WARM_UP, "no_checkpoint") if goes_back is False else (Source.HIT, BEGINS_ALIKE)) == (
+        told.source,
+        told.reason,
+    )
+
+
+@pytest.mark.parametrize("goes_back", [None, False])
+def test_no_edited_copy_is_resumed_that_can_not_be_gone_back_in(goes_back: bool | None) -> None:
+    """The same where its end was edited."""
+    edited = replace(need("abcz"), has_past=True)
+    told = plan(edited, with_copy("abcd", Nothing()), replace(ABLE, copies_roll_back=goes_back))
+    assert (goes_back is None) == (told.source is Source.RESUME)
+
+
 LATER = replace(talk("xyz", is_marked=True), prefix_tokens=PREFIX_TOKENS)
 FIRST_TURN = replace(talk("w", is_marked=True), is_first=True)
 """Of two sessions with the same prefix: one that went on, and one that has just begun."""
