@@ -111,8 +111,22 @@ class Neighbours:
             raise
         await ahead
         context.report.warmed(warmed.slot, warmed)
+        await self._account_of(warmed.slot)
         ledger.taken(talk)
+        if warmed.cache_n >= talk.n_prompt:
+            ledger.copied(ledger.slots[warmed.slot].holds)  # loaded, and so what stood there was moved away before
         ledger.hold(warmed.slot, replace(talk, n_tokens=warmed.cache_n + warmed.prompt_n))
+
+    async def _account_of(self, slot: int) -> None:
+        """Let a neighbour that has just left this slot tell what it left there."""
+        model = self._context.model
+        neighbour = self._inside.get(model.ledger.slots[slot].lease)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENDS_S):
+                if neighbour is not None:
+                    await neighbour.over.wait()
+                if model.settling:
+                    await asyncio.wait(model.settling)
 
     async def _go_on_pushing(self, ticket: Ticket) -> None:
         """One at a time: more of them would take the slots that the request could get."""

@@ -41,6 +41,7 @@ class Client:
         self.meanwhile: Callable[[], None] = lambda: None
         self.asked: list[str | int] = []
         self.fails = False
+        self.reused = OURS.n_tokens
 
     async def slots(self, *_: Any) -> list[Look]:
         self.meanwhile()
@@ -59,7 +60,7 @@ class Client:
         self.asked.append(len(tokens))
         if self.fails:
             raise ControlFailed("cut off")
-        return Warmed(1, 1, OURS.n_tokens, 1.0)
+        return Warmed(1, 1, self.reused, 1.0)
 
 
 def context(*holds: Holding, client: Client | None = None) -> Context:
@@ -266,6 +267,47 @@ async def test_what_host_memory_has_is_brought_back_beside_a_neighbour(fails: bo
     came_back = replace(OURS, n_tokens=OURS.n_tokens + 1)
     assert (Unknown() if fails else came_back) == at.model.ledger.slots[1].holds
     assert ([OURS] if fails else []) == [*at.model.ledger.copies.values()]
+
+
+@pytest.mark.parametrize("has_settled", [False, True], ids=["its answer ends", "its account is made"])
+async def test_a_neighbour_whose_slot_is_got_tells_what_it_left(has_settled: bool) -> None:
+    """The server had it moved to host memory, where it is looked for afterwards."""
+    client = Client(look(0, 5, 300, is_busy=True), look(1, 7, OURS.n_tokens + 1))
+    at = context(Nothing(), talk("x"), client=client)
+    ledger, neighbour, left = at.model.ledger, ticket(1), talk("xy")
+    ledger.lease(1, 1)
+    ledger.copied(OURS)
+
+    async def account() -> None:
+        await asyncio.sleep(0.02)
+        ledger.release(1)
+        ledger.hold(1, left)
+        neighbour.over.set()
+
+    accounts = asyncio.ensure_future(account())
+    if has_settled:
+        at.model.settling.add(accounts)
+    resumed = ticket(2, understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
+    await Neighbours(at, {} if has_settled else {1: neighbour}).keep_away(resumed)
+    await at.close()
+    assert [left] == [*ledger.copies.values()]
+    assert replace(OURS, n_tokens=OURS.n_tokens + 1) == ledger.slots[1].holds
+
+
+async def test_a_conversation_that_was_gone_on_from_is_not_in_host_memory() -> None:
+    """Where less came back than the copy has, it was put on top of what stood in the slot."""
+    client = Client(look(0, 5, 300, is_busy=True), look(1, 7, OURS.n_tokens + 1))
+    client.reused = MESSAGE_TOKENS
+    at = context(Nothing(), talk("ax"), client=client)
+    at.model.ledger.lease(0, 1)
+    at.model.ledger.slots[0].holds = talk("az")
+    at.model.ledger.copied(OURS)
+    resumed = ticket(2, understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
+    await Neighbours(at, {1: ticket(1)}).keep_away(resumed)
+    await at.close()
+    assert [] == [*at.model.ledger.copies.values()]
 
 
 async def test_a_slow_reader_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
