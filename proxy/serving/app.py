@@ -18,7 +18,6 @@ from proxy.llama.upstream import Upstream
 from proxy.logs import get_logger
 from proxy.serving.admin import Admin
 from proxy.serving.answers import OwnError
-from proxy.serving.connector import REUSE_S, Connector, give_up_streamed
 from proxy.serving.engine import Engine
 from proxy.serving.engines import Engines
 from proxy.serving.forward import Forwarder
@@ -175,10 +174,12 @@ def path_of(raw_target: str) -> str:
 
 
 def control_session(settings: Settings) -> aiohttp.ClientSession:
-    """For our own calls: nothing from the environment, no cookies, each sent once."""
+    """For our own calls: nothing from the environment, no cookies, each over a connection of its own.
+
+    Several are made at once, and of llama-server's few HTTP threads each idle connection holds one.
+    """
     return aiohttp.ClientSession(
-        connector=Connector(REUSE_S),
-        middlewares=(give_up_streamed,),
+        connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.control_timeout),
         trust_env=False,
         cookie_jar=aiohttp.DummyCookieJar(),

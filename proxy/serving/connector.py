@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp import ClientRequest, ClientResponse, hdrs
 from aiohttp.client_middlewares import ClientHandlerType
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 
@@ -78,6 +79,10 @@ class Connector(aiohttp.TCPConnector):
         if line is not None:
             line.transport, line.protocol = transport, connection.protocol
         return connection
+
+    def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
+        """One idle connection is kept: each holds one of the server's few HTTP threads, for which others may wait."""
+        super()._release(key, protocol, should_close=should_close or bool(self._conns.get(key)))
 
     def _was_used(self, connection: Connection) -> bool:
         """Whether it has carried a request before; from now on it has."""

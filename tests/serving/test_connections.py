@@ -11,12 +11,10 @@ import pytest
 
 from proxy.llama.upstream import Upstream
 from proxy.serving import outbound
-from proxy.serving.app import control_session
-from proxy.serving.connector import Connector
+from proxy.serving.connector import Connector, give_up_streamed
 from proxy.serving.headers import Outgoing
 from proxy.serving.line import Line
 from proxy.serving.outbound import Call, Outbound
-from proxy.settings import Settings
 from tests.conftest import StartLlama
 from tests.serving.route import HOST, answer, route
 from tests.wire import Message, Peer, RecordingUpstream, client, recording
@@ -94,10 +92,14 @@ async def test_a_body_never_takes_a_connection_that_was_idle_for_long(monkeypatc
 
 
 async def test_requests_at_once_have_a_connection_each() -> None:
-    """None waits for another's answer."""
+    """None waits for another's answer; and one connection is kept, since each holds a thread of the server's."""
     async with asking() as (upstream, ask):
         assert [b"fine"] * 3 == await asyncio.gather(*(ask() for _ in range(3)))
         assert 3 == len(upstream.peers)
+        async with asyncio.timeout(0.5):
+            while upstream.open > 1:
+                await asyncio.sleep(0.001)
+        assert 1 == upstream.open
 
 
 async def test_the_connection_of_a_streamed_answer_is_given_up() -> None:
@@ -117,7 +119,11 @@ async def test_the_connection_of_a_streamed_answer_is_given_up() -> None:
 async def test_streamed_and_other_answers_in_turns_from_a_real_server(start_llama: StartLlama) -> None:
     """None meets a connection that the server is closing, however soon it follows."""
     server = start_llama("dense", "-np", "1")
-    async with control_session(Settings(base_url=server.base_url)) as session:
+    middlewares = (give_up_streamed,)
+    async with (
+        Connector(1.0) as connector,
+        aiohttp.ClientSession(connector=connector, middlewares=middlewares) as session,
+    ):
         for number in range(30):
             body = {"prompt": [5, 6, 7], "n_predict": 1, "stream": number % 2 == 0}
             async with session.post(f"{server.base_url.removesuffix('/v1')}/completion", json=body) as told:

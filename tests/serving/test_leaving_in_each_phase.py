@@ -9,7 +9,7 @@ import pytest
 
 from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import Body, session
-from proxy.serving import app, outbound
+from proxy.serving import outbound
 from tests.conftest import StartLlama
 from tests.load.quiet import at_rest
 from tests.load.test_stuck import talkative
@@ -29,7 +29,6 @@ OPEN_HERE = {"01", "08"}
 def none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that waits for the next request would be taken for one of the client's that has left."""
     monkeypatch.setattr(outbound, "REUSE_S", 0.001)
-    monkeypatch.setattr(app, "REUSE_S", 0.001)
 
 
 def connections(port: int) -> set[str]:

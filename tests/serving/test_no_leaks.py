@@ -45,8 +45,9 @@ async def test_clients_that_leave_in_mid_answer(start_llama: StartLlama) -> None
     long = {**BODY, "max_completion_tokens": 400}
     server = start_llama("dense", "-np", "1")
     async with running(server) as proxied:
-        before = left(proxied)
         await proxied.ask(BODY)
+        await at_rest(proxied)
+        before = left(proxied)
         async with talking() as visitor:
             for _ in range(LEAVERS):
                 answer = await visitor.post(f"{proxied.base_url}/chat/completions", json=long)
