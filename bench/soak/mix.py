@@ -14,8 +14,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
-
 from bench.soak.ending import differing, forgotten, unbelievable
 from bench.soak.faults import Faults
 from bench.soak.growth import Grown, Rest, growth
@@ -24,8 +22,8 @@ from bench.soak.house import House, housed
 from bench.soak.odd_guests import References, guests
 from bench.soak.tally import Tally
 from bench.soak.watch import Sample, Watcher, counted
-from proxy.demo.sessions import USER_AGENTS
 from tests.load.players import Ask
+from tests.serving.running import talking
 
 LOOKS_EVERY_S = 1.0
 REST_WITHIN_S = 15.0
@@ -219,7 +217,7 @@ async def soak(seed: int, course: Course, talkers: int, home: Path, tell: Callab
     """Run it; files and logs are in `home`."""
     outcome = Outcome(seed)
     references = References()
-    async with housed(seed, home, references.take) as house, _talking() as client:
+    async with housed(seed, home, references.take) as house, talking(CLIENT_PATIENCE_S) as client:
         choose = random.Random(seed)
         faults = Faults(house, random.Random(choose.random()))
         everybody = guests(references, talkers)
@@ -234,13 +232,3 @@ async def soak(seed: int, course: Course, talkers: int, home: Path, tell: Callab
         outcome.compared = len(scene.told)
         outcome.wrong += await differing(house, scene.told)
     return outcome
-
-
-@asynccontextmanager
-async def _talking() -> AsyncIterator[aiohttp.ClientSession]:
-    """A client with a connection for each request."""
-    fresh = aiohttp.TCPConnector(force_close=True, limit=0)
-    patience = aiohttp.ClientTimeout(total=CLIENT_PATIENCE_S)
-    agent = {"User-Agent": USER_AGENTS["1.6"]}
-    async with aiohttp.ClientSession(connector=fresh, headers=agent, timeout=patience) as client:
-        yield client

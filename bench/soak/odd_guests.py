@@ -6,10 +6,8 @@ no answer is an error of ours that says it's the server's fault. Counterpart: `g
 
 import asyncio
 import random
-import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +21,7 @@ from tests.conformance.table import PLAIN
 from tests.faults.test_visitors import SHAPES
 from tests.fuzz.mutation import bodies
 from tests.serving.test_requests import MALFORMED
-from tests.wire import RawClient, read_body
+from tests.wire import RawClient, client, read_body
 
 AGENT = USER_AGENTS["1.6"]
 TAKES_TOO_LONG = {"chat-too-long"}
@@ -84,23 +82,10 @@ def outline(value: Any) -> Any:
     return type(value).__name__
 
 
-@asynccontextmanager
-async def connected(scene: Scene, receive_buffer: int = 1 << 16) -> AsyncIterator[RawClient]:
+def connected(scene: Scene, receive_buffer: int = 1 << 16) -> AbstractAsyncContextManager[RawClient]:
     """A raw connection that waits as long as any client here."""
-    sock = socket.socket()
-    sock.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    try:
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", scene.house.proxy.port))
-    except OSError:
-        sock.close()
-        raise
-    reader, writer = await asyncio.open_connection(sock=sock, limit=receive_buffer)
-    try:
-        async with asyncio.timeout(CLIENT_PATIENCE_S):
-            yield RawClient(reader, writer)
-    finally:
-        writer.close()
+    port = scene.house.proxy.port
+    return client(port, receive_buffer=receive_buffer, limit=receive_buffer, patience_s=CLIENT_PATIENCE_S)
 
 
 def passer_by(references: References) -> Guest:

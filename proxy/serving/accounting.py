@@ -15,15 +15,11 @@ from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Holding, Nothing, Talk, Unknown, continues_talk, share
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Restore, Source
-from proxy.slots.prediction import choose, is_overwritten, loaded
+from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, loaded
 from proxy.slots.verdict import judge
 
 FAILED_RESUMES = 3
 """After so many in a row host memory holds nothing of what we believe: it is too small, or off."""
-
-MARK_SLACK = 8
-"""A model that can't roll back goes back to an in-memory checkpoint instead: the last lies four tokens before a
-prompt's end, and each time that a session begins at one, another token is lost."""
 
 
 class Accounting:
@@ -100,7 +96,7 @@ class Accounting:
     def _enter_displaced(self, ticket: Ticket, cache_n: int) -> None:
         """What its slot was believed to hold moved to host memory, if its reuse can't have come from that."""
         plan, copy = ticket.plan, ticket.loaded
-        is_resumed = plan.source is Source.RESUME and copy is not None and _is_from(copy, cache_n)
+        is_resumed = plan.source is Source.RESUME and copy is not None and is_from(copy, cache_n)
         is_restored = plan.source is Source.RESTORE and ticket.slot == plan.slot and cache_n == plan.expected_cache_n
         if self._context.model.able.keeps_copies and (is_resumed or is_restored):
             self._context.model.ledger.copied(ticket.before)
@@ -108,7 +104,7 @@ class Accounting:
     def _enter_loaded(self, ticket: Ticket, cache_n: int) -> None:
         """Where less was reused than the copy has that was to be loaded, it was not: it is gone, or still there."""
         copy, need, ledger = ticket.loaded, ticket.need, self._context.model.ledger
-        if copy is None or not continues_talk(need, copy) or _is_from(copy, cache_n):
+        if copy is None or not continues_talk(need, copy) or is_from(copy, cache_n):
             return
         if is_overwritten(need, ticket.before):
             ledger.copied(copy)  # the slot was freed just then, and the server did not look any farther
@@ -204,14 +200,6 @@ class Accounting:
             and figures.prompt_n >= self._context.settings.min_prefix_tokens
         ):
             self._context.model.prompt_ms_per_token = figures.prompt_ms / figures.prompt_n
-
-
-def _is_from(copy: Talk, cache_n: int) -> bool:
-    """Whether so many reused tokens are those of a conversation that goes on; of its answer they need not be.
-
-    A client may send that back changed, without what the model thought, say.
-    """
-    return cache_n >= copy.n_prompt - MARK_SLACK
 
 
 def _stood_at_prefix_end(ticket: Ticket) -> bool:

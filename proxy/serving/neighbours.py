@@ -23,7 +23,7 @@ from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Talk, Unknown, continues_talk, share
 from proxy.slots.ledger import SlotBelief
 from proxy.slots.plan import Source
-from proxy.slots.prediction import choose
+from proxy.slots.prediction import choose, is_from
 
 ENDS_S = 0.25
 """How long the end of an answer may take to come here after its slot is free; a slower reader isn't awaited."""
@@ -113,7 +113,7 @@ class Neighbours:
         context.report.warmed(warmed.slot, warmed)
         await self._account_of(warmed.slot)
         ledger.taken(talk)
-        if warmed.cache_n >= talk.n_prompt:
+        if is_from(talk, warmed.cache_n):
             ledger.copied(ledger.slots[warmed.slot].holds)  # loaded, and so what stood there was moved away before
         ledger.hold(warmed.slot, replace(talk, n_tokens=warmed.cache_n + warmed.prompt_n))
 

@@ -43,6 +43,6 @@ class Capabilities:
     def keeps_checkpoints(self) -> bool:
         """Whether the in-memory checkpoints of all turns stay, where a model can't roll back and has state files.
 
-        Other servers keep one of several that lie near each other; a sliding window is in the slot for a while only.
+        Other servers keep one of several that lie near each other; a sliding window is in a slot for a while only.
         """
         return bool(self.restores) and self.mark_distance == 0

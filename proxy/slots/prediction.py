@@ -20,6 +20,9 @@ SIMILARITY = 0.1
 KEEPS = 0.5
 LEAST_KEPT = 0.25
 """Entries of host memory of which less would be kept are left alone."""
+MARK_SLACK = 8
+"""A model that can't roll back goes back to an in-memory checkpoint instead: the last lies four tokens before a
+prompt's end, and each time that a session begins at one, another token is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +72,11 @@ def loaded(need: Need, held: Holding, copies: Iterable[Talk]) -> Talk | None:
         if kept >= LEAST_KEPT and kept > keeps and common > alike:
             keeps, alike, found = kept, common, talk
     return found
+
+
+def is_from(copy: Talk, cache_n: int) -> bool:
+    """Whether so many reused tokens are those of a conversation that goes on; of its answer they need not be.
+
+    A client may send that back changed, without what the model thought, say.
+    """
+    return cache_n >= copy.n_prompt - MARK_SLACK

@@ -8,7 +8,8 @@ import asyncio
 import itertools
 import math
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import AsyncIterator, Coroutine, Generator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +95,23 @@ async def check(proxied: Running, before: set[str], slots: Path) -> None:
     assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
 
 
+@asynccontextmanager
+async def with_files(home: Path) -> AsyncIterator[tuple[Running, Path]]:
+    """A proxy with checkpoints in front of a pretended server, and where these are."""
+    (slots := home / "slots").mkdir(parents=True)
+    async with (
+        recording(Pretender(directory=slots).script) as upstream,
+        running(f"http://127.0.0.1:{upstream.port}/v1", persist=True, slot_dir=slots, dir=home / "index") as proxied,
+    ):
+        yield proxied, slots
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_leaving_at_every_wait(tmp_path: Path, way: str) -> None:
     """Ledger, index, leases and files are as before, however far it got."""
     asked_before, body, source = WAYS[way]
     for at in itertools.count(1):
-        home = tmp_path / str(at)
-        (slots := home / "slots").mkdir(parents=True)
-        server = Pretender(directory=slots)
-        async with (
-            recording(server.script) as upstream,
-            running(
-                f"http://127.0.0.1:{upstream.port}/v1", persist=True, slot_dir=slots, dir=home / "index"
-            ) as proxied,
-        ):
+        async with with_files(tmp_path / str(at)) as (proxied, slots):
             for earlier in asked_before:
                 await proxied.ask(earlier)
             before = {path.name for path in slots.iterdir()}
@@ -127,15 +131,7 @@ async def test_leaving_at_every_wait(tmp_path: Path, way: str) -> None:
 async def test_leaving_at_every_wait_behind_others(tmp_path: Path) -> None:
     """In the queue, too: whoever stands behind the one who leaves gets in, and nothing is held for him."""
     for at in itertools.count(1):
-        home = tmp_path / str(at)
-        (slots := home / "slots").mkdir(parents=True)
-        server = Pretender(directory=slots)
-        async with (
-            recording(server.script) as upstream,
-            running(
-                f"http://127.0.0.1:{upstream.port}/v1", persist=True, slot_dir=slots, dir=home / "index"
-            ) as proxied,
-        ):
+        async with with_files(tmp_path / str(at)) as (proxied, slots):
             await proxied.ask(OTHER)
             inside = await enter(proxied, ONE, NEVER)
             assert inside is not None
@@ -162,14 +158,7 @@ async def test_leaving_at_every_wait_behind_others(tmp_path: Path) -> None:
 
 async def test_leaving_in_the_moment_of_getting_in(tmp_path: Path) -> None:
     """Whichever turn of the event loop that is: the place that it was just given is free again."""
-    (slots := tmp_path / "slots").mkdir()
-    server = Pretender(directory=slots)
-    async with (
-        recording(server.script) as upstream,
-        running(
-            f"http://127.0.0.1:{upstream.port}/v1", persist=True, slot_dir=slots, dir=tmp_path / "index"
-        ) as proxied,
-    ):
+    async with with_files(tmp_path) as (proxied, slots):
         await proxied.ask(OTHER)
         gate = proxied.proxy.engine.model.gate
         for turns in range(8):

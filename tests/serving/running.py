@@ -180,10 +180,10 @@ async def _running(settings: Settings) -> AsyncIterator[Running]:
 
 
 @asynccontextmanager
-async def talking() -> AsyncIterator[aiohttp.ClientSession]:
+async def talking(patience_s: float = PATIENCE_S) -> AsyncIterator[aiohttp.ClientSession]:
     """A client with a connection for each request: llama-server closes one that has streamed."""
     fresh = aiohttp.TCPConnector(force_close=True, limit=0)
-    patience = aiohttp.ClientTimeout(total=PATIENCE_S)
+    patience = aiohttp.ClientTimeout(total=patience_s)
     agent = {"User-Agent": USER_AGENTS["1.6"]}
     async with aiohttp.ClientSession(connector=fresh, headers=agent, timeout=patience) as client:
         yield client

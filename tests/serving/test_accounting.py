@@ -269,10 +269,12 @@ async def test_what_host_memory_has_is_brought_back_beside_a_neighbour(fails: bo
     assert ([OURS] if fails else []) == [*at.model.ledger.copies.values()]
 
 
+@pytest.mark.parametrize("reused", [OURS.n_tokens, OURS.n_prompt - 4], ids=["whole", "from a checkpoint"])
 @pytest.mark.parametrize("has_settled", [False, True], ids=["its answer ends", "its account is made"])
-async def test_a_neighbour_whose_slot_is_got_tells_what_it_left(has_settled: bool) -> None:
+async def test_a_neighbour_whose_slot_is_got_tells_what_it_left(has_settled: bool, reused: int) -> None:
     """The server had it moved to host memory, where it is looked for afterwards."""
     client = Client(look(0, 5, 300, is_busy=True), look(1, 7, OURS.n_tokens + 1))
+    client.reused = reused
     at = context(Nothing(), talk("x"), client=client)
     ledger, neighbour, left = at.model.ledger, ticket(1), talk("xy")
     ledger.lease(1, 1)
@@ -292,7 +294,7 @@ async def test_a_neighbour_whose_slot_is_got_tells_what_it_left(has_settled: boo
     await Neighbours(at, {} if has_settled else {1: neighbour}).keep_away(resumed)
     await at.close()
     assert [left] == [*ledger.copies.values()]
-    assert replace(OURS, n_tokens=OURS.n_tokens + 1) == ledger.slots[1].holds
+    assert replace(OURS, n_tokens=reused + 1) == ledger.slots[1].holds
 
 
 async def test_a_conversation_that_was_gone_on_from_is_not_in_host_memory() -> None:
