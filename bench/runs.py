@@ -150,7 +150,7 @@ def _outcome(names: tuple[str, str, str], world: ServedWorld, at: Served, server
         *names,
         ideal=sum(asked.ideal for asked in world.asked),
         answers=sum(asked.turn.prefilled for asked in world.asked if asked.turn),
-        warm_ups=sum(line["prompt_n"] for line in log if line["event"] == "warmed"),
+        warm_ups=sum(line["prompt_n"] for line in log if line["event"] in ("warmed", "anchored")),
         server=world.processed + processed(server),
         lost=sum(asked.turn is None for asked in world.asked if asked.body),
         n_prefixes=len({_install(asked.body) for asked in world.asked if asked.body and asked.body.get("tools")}),

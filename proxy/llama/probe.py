@@ -69,7 +69,8 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
         rolls_back=await trial.rolls_back(others),
     )
     if not able.rolls_back:
-        able = replace(able, mark_distance=await trial.mark_distance(others))
+        mark_distance, is_windowed = await trial.marks(others)
+        able = replace(able, mark_distance=mark_distance, is_windowed=is_windowed)
     return Probed(able, rate, slot)
 
 
@@ -145,9 +146,10 @@ class _Trial:
         """Whether half of a prompt is reused when the other half changes."""
         return await self._reused(*self.prompt[:HALF], *others[:HALF]) >= HALF - 1
 
-    async def mark_distance(self, others: Sequence[int]) -> int | None:
-        """How far before the end of a first prompt the checkpoint lies that two more turns leave; for models that
-        don't roll back: the slot begins anew with a prompt that it holds a quarter of."""
+    async def marks(self, others: Sequence[int]) -> tuple[int | None, bool]:
+        """How far before the end of a first prompt the checkpoint lies that two more turns leave, and whether a slot
+        goes on before its end; for models that don't roll back: the slot begins anew with a prompt that it holds a
+        quarter of."""
         quarter, turn = HALF // 2, HALF // 6
         first = [*self.prompt[:quarter], *reversed(others[:HALF]), *reversed(self.prompt[:quarter])]
         second = [*first, *self.prompt[HALF : HALF + turn]]
@@ -155,8 +157,12 @@ class _Trial:
         most = await self._reused(*second)
         await self._reused(*second, *self.prompt[HALF + turn : HALF + 2 * turn])
         left = await self._reused(*first, *others[:turn])
-        if left >= most - NEARLY:
-            return 0
-        if left >= MOST:
-            return USUAL_BATCH + LAST_TOKENS
-        return N_TOKENS - left if left else None
+        return _distance(most, left), MOST <= most < N_TOKENS
+
+
+def _distance(most: int, left: int) -> int | None:
+    if left >= most - NEARLY:
+        return 0
+    if left >= MOST:
+        return USUAL_BATCH + LAST_TOKENS
+    return N_TOKENS - left if left else None

@@ -13,7 +13,7 @@ from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Holding, Nothing, Talk, Unknown, continues_talk, share
-from proxy.slots.ledger import Look
+from proxy.slots.ledger import LENGTH_TOLERANCE, Look
 from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, loaded
 from proxy.slots.verdict import judge
@@ -161,7 +161,9 @@ class Accounting:
             inputs=visit.inputs,
             is_whole=is_whole,
             is_marked=marked,
-            is_first=not visit.has_past and _stood_at_prefix_end(ticket),
+            is_changed=_is_changed(ticket),
+            # After an anchor it is the anchor that can be gone back in.
+            is_first=not visit.has_past and not ticket.n_anchored and _stood_at_prefix_end(ticket),
         )
 
     def _was_marked(self, ticket: Ticket) -> bool:
@@ -174,6 +176,7 @@ class Accounting:
         model = self._context.model
         self._context.report.claim_failed(ticket, reason)
         if ticket.plan.source is Source.RESUME:
+            model.able = replace(model.able, has_room=False)
             model.failed_resumes += 1
             if model.failed_resumes >= FAILED_RESUMES:
                 model.ledger.copies.clear()
@@ -200,6 +203,16 @@ class Accounting:
             and figures.prompt_n >= self._context.settings.min_prefix_tokens
         ):
             self._context.model.prompt_ms_per_token = figures.prompt_ms / figures.prompt_n
+
+
+def _is_changed(ticket: Ticket) -> bool:
+    """Whether the answer of the turn before came back changed, or an earlier one did."""
+    before = ticket.before if continues_talk(ticket.need, ticket.before) else ticket.loaded
+    reused = ticket.figures.cache_n if ticket.figures else None
+    if not isinstance(before, Talk) or not continues_talk(ticket.need, before) or before.is_anchor:
+        return False
+    has_changed = reused is not None and is_from(before, reused) and reused < before.n_tokens - LENGTH_TOLERANCE
+    return before.is_changed or (before.is_whole and has_changed)
 
 
 def _stood_at_prefix_end(ticket: Ticket) -> bool:

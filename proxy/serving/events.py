@@ -49,6 +49,13 @@ class WarmedUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Anchored:
+    """A first turn's prompt was prefilled, to be kept in host memory."""
+
+    prompt_n: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved:
     """A checkpoint was saved."""
 
@@ -132,6 +139,7 @@ Event = (
     | Left
     | ServerMet
     | WarmedUp
+    | Anchored
     | CheckpointSaved
     | CheckpointRestored
     | CheckpointVerified

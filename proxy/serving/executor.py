@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 
 from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.replies import Warmed
+from proxy.serving.anchors import Anchors
 from proxy.serving.checkpoint_steps import CheckpointSteps
 from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix
@@ -21,8 +22,8 @@ from proxy.serving.neighbours import Neighbours
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Unknown, only_prefix
-from proxy.slots.plan import Clear, Copy, Restore, Save, Step, Warm, nothing
-from proxy.slots.prediction import choose, loaded
+from proxy.slots.plan import Anchor, Clear, Copy, Keep, Requeue, Restore, Save, Step, Warm, nothing
+from proxy.slots.prediction import choose
 
 SILENCE_RESERVE_S = 0.5
 """A warm-up ends this long before the client has waited long enough, so that the server is free again."""
@@ -36,6 +37,7 @@ class Executor:
         self._neighbours = neighbours
         self._slots = SlotSteps(context)
         self._checkpoints = CheckpointSteps(context, self._slots)
+        self._anchors = Anchors(context, self._slots)
 
     async def carry_out(self, ticket: Ticket) -> None:
         """All steps in order; raises ControlFailed where one fails, PlanAgain where another plan is better."""
@@ -57,6 +59,12 @@ class Executor:
                 await self._warm(ticket, key)
             case Restore(slot, key):
                 await self._restore(ticket, slot, key)
+            case Anchor():
+                await self._anchors.anchor(ticket)
+            case Keep(key):
+                await self._anchors.keep(ticket, key)
+            case Requeue(anchor):
+                await self._anchors.requeue(ticket, anchor)
             case Save(key):
                 await self._whatever_happens(ticket, self._checkpoints.save(ticket, key))
 
@@ -131,20 +139,10 @@ class Executor:
             if expected is not None:
                 model.ledger.hold(expected.slot, Unknown())
             raise
-        slot = warmed.slot if 0 <= warmed.slot < len(model.ledger.slots) else (expected.slot if expected else 0)
-        if model.able.keeps_copies:
-            before = model.ledger.slots[slot].holds
-            # A prompt of ours may load a conversation from host memory like any other, and what it loads is gone there.
-            spent = loaded(only_prefix(ticket.need, prefix.key, prefix.n_tokens), before, model.ledger.copies.values())
-            if spent is not None:
-                model.ledger.taken(spent)
-            if expected is not None and expected.slot == slot and expected.copies:
-                model.ledger.copied(before)
-        model.ledger.hold(slot, prefix.held(warmed.prompt_n + warmed.cache_n))
-        model.last_answer = time.monotonic()
-        report.warmed(slot, warmed)
-        await self._slots.seen_again(slot, ticket.visit.auth)
-        return slot
+        report.warmed(warmed.slot, warmed)
+        need = only_prefix(ticket.need, prefix.key, prefix.n_tokens)
+        held = prefix.held(warmed.prompt_n + warmed.cache_n)
+        return await self._slots.prefilled(need, expected, warmed, held, ticket.visit.auth)
 
     async def _prefill(self, prefix: ExactPrefix, auth: Auth) -> Warmed:
         client, limit_s = self._context.model.client, self._context.settings.warm_timeout

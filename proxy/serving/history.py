@@ -17,7 +17,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from proxy.request.fingerprint import shown
-from proxy.serving.events import Eased, Event, Left, Proceeded, Settled, Troubled, WarmedUp
+from proxy.serving.events import Anchored, Eased, Event, Left, Proceeded, Settled, Troubled, WarmedUp
 from proxy.serving.ticket import Ticket
 from proxy.slots.plan import Source
 
@@ -92,7 +92,7 @@ class Day:
     saved_tokens: int = 0
     saved_s: float = 0.0
     warm_up_tokens: int = 0
-    """Prefilled by warm-ups, which answers don't count."""
+    """Prefilled by warm-ups and for anchors, which answers don't count."""
     by_source: Counter[str] = field(default_factory=Counter)
 
 
@@ -108,7 +108,7 @@ def outcome(ticket: Ticket) -> str:
 def saved_tokens(ticket: Ticket) -> int:
     """Prompt tokens that were reused because they had been prepared, by the answer's own figures."""
     reused = ticket.figures.cache_n if ticket.figures else None
-    return (reused or 0) if ticket.plan.source in PREPARED else 0
+    return max(0, (reused or 0) - ticket.n_anchored) if ticket.plan.source in PREPARED else 0
 
 
 class History:
@@ -140,7 +140,7 @@ class History:
                     self.remember(past(ticket, 0.0))
             case Settled(ticket, ms_per_token):
                 self.remember(past(ticket, ms_per_token))
-            case WarmedUp(prompt_n):
+            case WarmedUp(prompt_n) | Anchored(prompt_n):
                 self.today.warm_up_tokens += prompt_n
             case Troubled():
                 self._advise(event)

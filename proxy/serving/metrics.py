@@ -12,6 +12,7 @@ from prometheus_client.exposition import choose_encoder
 
 from proxy import __version__
 from proxy.serving.events import (
+    Anchored,
     CheckpointRestored,
     CheckpointSaved,
     CheckpointsDeleted,
@@ -63,7 +64,10 @@ class Metrics:
         self.saved_s = self._counter(
             "prefill_saved_seconds", "Estimated time that prefilling these would have taken at the measured rate."
         )
-        self.warm_up_tokens = self._counter("warm_up_tokens_prefilled", "Prompt tokens prefilled by warm-ups.")
+        self.warm_up_tokens = self._counter(
+            "warm_up_tokens_prefilled", "Prompt tokens prefilled by warm-ups and for anchors."
+        )
+        self.anchors = self._counter("anchors", "Prompts of first turns kept in the server's host memory.")
         self.actions = {
             "restores": self._counter("restores", "Checkpoints restored into a slot.", "outcome"),
             "saves": self._counter("saves", "Checkpoints saved.", "outcome"),
@@ -127,6 +131,9 @@ class Metrics:
             case Left(ticket) if not ticket.has_begun:
                 self._count(ticket)
             case WarmedUp(prompt_n):
+                self.warm_up_tokens.inc(prompt_n)
+            case Anchored(prompt_n):
+                self.anchors.inc()
                 self.warm_up_tokens.inc(prompt_n)
             case CheckpointsDeleted(count):
                 self.deleted.inc(count)

@@ -11,6 +11,7 @@ from proxy.llama.replies import SlotFile, Warmed
 from proxy.logs import SaidOnce, get_logger
 from proxy.request.fingerprint import shown
 from proxy.serving.events import (
+    Anchored,
     CheckpointRestored,
     CheckpointSaved,
     CheckpointsDeleted,
@@ -104,6 +105,12 @@ class Reporter:
         log.info(
             "warmed", line=words, slot=slot, prompt_n=told.prompt_n, cache_n=told.cache_n, prompt_ms=told.prompt_ms
         )
+
+    def anchored(self, slot: int, told: Warmed) -> None:
+        """A first turn's prompt was prefilled, to be kept in host memory."""
+        self._tell(Anchored(told.prompt_n))
+        words = f"anchor: prompt_n={told.prompt_n} cache_n={told.cache_n}"
+        log.info("anchored", line=words, slot=slot, prompt_n=told.prompt_n, cache_n=told.cache_n)
 
     def saved(self, name: str, told: SlotFile) -> None:
         """A checkpoint was saved."""

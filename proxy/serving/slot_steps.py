@@ -3,12 +3,15 @@
 Each is entered into the ledger when the server has done it.
 """
 
+import time
 from dataclasses import replace
 from http import HTTPStatus
 
 from proxy.llama.client import Auth, ControlFailed
+from proxy.llama.replies import Warmed
 from proxy.serving.context import Context, PlanBroken
-from proxy.slots.holding import Nothing, Prefix
+from proxy.slots.holding import Holding, Need, Nothing, Prefix
+from proxy.slots.prediction import Choice, loaded
 
 
 class SlotSteps:
@@ -47,6 +50,23 @@ class SlotSteps:
         await model.client.displace(slot, self._fresh_token(), auth, settings.warm_timeout)
         model.ledger.hold(slot, Prefix("", 1))
         await self.seen_again(slot, auth)
+
+    async def prefilled(self, need: Need, expected: Choice | None, warmed: Warmed, held: Holding, auth: Auth) -> int:
+        """Enter what a prompt of ours left; `need` is of that prompt. Returns the slot that holds it now."""
+        model = self._context.model
+        ledger = model.ledger
+        slot = warmed.slot if 0 <= warmed.slot < len(ledger.slots) else (expected.slot if expected else 0)
+        if model.able.keeps_copies:
+            before = ledger.slots[slot].holds
+            # A prompt of ours may load a conversation from host memory like any other, and what it loads is gone there.
+            if (spent := loaded(need, before, ledger.copies.values())) is not None:
+                ledger.taken(spent)
+            if expected is not None and expected.slot == slot and expected.copies:
+                ledger.copied(before)
+        ledger.hold(slot, held)
+        model.last_answer = time.monotonic()
+        await self.seen_again(slot, auth)
+        return slot
 
     def _fresh_token(self) -> int:
         """A token that begins no prompt and was not used for this before.

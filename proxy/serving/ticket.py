@@ -51,6 +51,8 @@ class Ticket:
         """Of these, those before it was admitted: the server had no slot left."""
         self.n_rendered = 0
         """Tokens of its own rendering, where it was rendered for this very request."""
+        self.n_anchored = 0
+        """Tokens of its prompt that were prefilled for an anchor."""
         self.status = 0
         self.path = ""
         self.is_whole = False

@@ -24,6 +24,8 @@ class Capabilities:
     """A restored prefix is reused."""
     keeps_copies: bool | None = None
     """Displaced conversations come back from host memory (`--cache-ram`)."""
+    has_room: bool | None = None
+    """False where host memory had lost what was copied there: it is too small for more than conversations."""
     copies_roll_back: bool | None = None
     """False where what came back from there can't be gone back in, though a slot can: of a sliding window, with
     `--swa-full` too, only the window is copied."""
@@ -36,6 +38,8 @@ class Capabilities:
     mark_distance: int | None = None
     """Where a slot can't be rolled back: how many tokens before the end of the first prompt in a slot the in-memory
     checkpoint lies that outlives later turns; 0 where one at the end of a prefix outlives them too."""
+    is_windowed: bool | None = None
+    """A slot goes on some tokens before its end, and can be gone back in by a few: a sliding window."""
     format_version: int | None = None
     """Version of the state files this build writes."""
 
@@ -46,3 +50,13 @@ class Capabilities:
         Other servers keep one of several that lie near each other; a sliding window is in a slot for a while only.
         """
         return bool(self.restores) and self.mark_distance == 0
+
+    @property
+    def forgets_checkpoints(self) -> bool:
+        """Whether a later turn can't be gone back in to where a first one could.
+
+        With `--ctx-checkpoints 0` there is nowhere to go back to: no distance is seen then.
+        """
+        return self.rolls_back is False and (
+            bool(self.mark_distance) or (self.mark_distance == 0 and bool(self.is_windowed))
+        )

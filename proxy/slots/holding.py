@@ -64,6 +64,16 @@ class Talk:
     head_tokens: int = 0
     inputs: bytes = b""
     """Hash of the rendering inputs."""
+    is_anchor: bool = False
+    """Whether it is the beginning of a prompt with another last token: no later turn contains it."""
+
+    is_changed: bool = False
+    """Whether its client sends answers back changed (without what the model thought, say), the last one too then."""
+
+    @property
+    def name(self) -> bytes:
+        """What tells it from other copies."""
+        return self.inputs + self.chain[-1] + b"anchor" * self.is_anchor
 
 
 Holding = Nothing | Unknown | Prefix | Talk
@@ -122,8 +132,10 @@ def is_rendered_alike(need: Need | Talk, talk: Talk) -> bool:
 
 
 def goes_beyond(holding: Holding, talk: Talk) -> bool:
-    """Whether a slot or a copy holds all of a conversation, and more of what was said after it."""
-    return isinstance(holding, Talk) and continues(holding.chain, talk.chain) and is_rendered_alike(holding, talk)
+    """Whether a slot or a copy holds all of a conversation, and more of what was said after it; never of an anchor."""
+    if not isinstance(holding, Talk) or talk.is_anchor:
+        return False
+    return continues(holding.chain, talk.chain) and is_rendered_alike(holding, talk)
 
 
 def continues_talk(need: Need, holding: Holding) -> bool:
@@ -166,7 +178,10 @@ def _shared_with_talk(need: Need, talk: Talk) -> int:
     floor = talk.prefix_tokens if talk.prefix_key and talk.prefix_key == need.prefix_key else floor
     floor = talk.head_tokens if talk.head_key and talk.head_key == need.head_key else floor
     if alike and alike == len(talk.chain):
+        if talk.is_anchor:
+            return talk.n_tokens - 1
         # Of an answer that was cut off nobody has counted the tokens.
-        return talk.n_tokens if len(need.chain) > alike else talk.n_prompt or max(floor, talk.n_tokens)
+        is_shared = len(need.chain) > alike and not (talk.is_changed and talk.n_prompt)
+        return talk.n_tokens if is_shared else talk.n_prompt or max(floor, talk.n_tokens)
     total = sum(talk.sizes) or 1
     return max(floor, talk.n_prompt * sum(talk.sizes[:alike]) // total)

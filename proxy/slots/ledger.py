@@ -206,21 +206,20 @@ class Ledger:
     def copied(self, holding: Holding) -> None:
         """The server has put this into host memory: unless it is there already, and instead of what it contains."""
         if isinstance(holding, Talk):
-            name = holding.inputs + holding.chain[-1]
-            if (there := self.copies.get(name)) is not None and there.n_tokens == holding.n_tokens:
+            if (there := self.copies.get(holding.name)) is not None and there.n_tokens == holding.n_tokens:
                 return  # nothing new: it keeps its place among the others
             if any(goes_beyond(talk, holding) for talk in self.copies.values()):
                 return  # it is contained in that one
             for talk in [talk for talk in self.copies.values() if goes_beyond(holding, talk)]:
                 self.taken(talk)
             self.taken(holding)
-            self.copies[name] = holding
+            self.copies[holding.name] = holding
             while len(self.copies) > MAX_COPIES:
                 self.copies.popitem(last=False)
 
     def taken(self, talk: Talk) -> None:
         """A copy was loaded into a slot, or turned out to be gone."""
-        self.copies.pop(talk.inputs + talk.chain[-1], None)
+        self.copies.pop(talk.name, None)
 
     def idle(self) -> list[SlotBelief]:
         """Slots with no request of ours, that were not seen working."""
@@ -229,7 +228,7 @@ class Ledger:
     def longest_copy(self, need: Need) -> Talk | None:
         """The copied conversation that the request continues, if there is one."""
         found = [talk for talk in self.copies.values() if continues_talk(need, talk) or repeats_talk(need, talk)]
-        return max(found, key=lambda talk: len(talk.chain), default=None)
+        return max(found, key=lambda talk: (len(talk.chain), not talk.is_anchor), default=None)
 
 
 def _task_number(look: Look) -> int:

@@ -7,6 +7,8 @@ on as it is. There are no other ways to change what the server holds.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from proxy.slots.holding import Talk
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -44,7 +46,26 @@ class Save:
     key: str
 
 
-Step = Copy | Clear | Restore | Warm | Save
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Prefill an exact prefix with one more token, and copy that to host memory."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Prefill the request's own prompt with another last token, and copy that to host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Have the server load this anchor, copy it again and empty its slot: it is then the last that is looked at."""
+
+    anchor: Talk
+
+
+Step = Copy | Clear | Restore | Warm | Save | Keep | Anchor | Requeue
 
 
 class Source(StrEnum):

@@ -14,7 +14,8 @@ the numbers stand again at the branches.
 
  1. several answers at once (`n` > 1) or no idle slot: forward.
  2. an idle slot holds the conversation that the request continues or repeats: forward (`continue`).
- 3. host memory has that conversation: copy and clear the slots that the server would choose instead (`resume`).
+ 3. host memory has that conversation, or an anchor in it and the server can't go back farther elsewhere: copy and
+    clear the slots that the server would choose instead (`resume`).
  4. not everything since the server's start was seen, and the request is the first one or in mid-conversation: what it
     needs may be anywhere. Forward; its answer teaches.
  5. no exact prefix: forward.
@@ -31,15 +32,19 @@ the numbers stand again at the branches.
     anyway, and it may never come again. Forward.
 12. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
 13. a conversation in host memory begins with the prefix: the server takes that one for it, as it would without us.
-    Forward; a warm-up would take it just the same.
-14. the model can't roll back, nothing is saved, and the request leaves an in-memory checkpoint of its own within the
-    prefix that outlives its later turns. One that a warm-up left instead would lie farther back by all that follows
-    the prefix here. Forward; with the second such session the prefix is prefilled from there on (15).
+    Forward; a warm-up would take it just the same. For an anchor, slots that it would overwrite instead make room.
+14. the model can't roll back, nothing is saved, there can be no anchor, and the request leaves an in-memory checkpoint
+    of its own within the prefix that outlives its later turns. One that a warm-up left instead would lie farther back
+    by all that follows the prefix here. Forward; with the second such session the prefix is prefilled from there on
+    (15).
 15. else prefill it (`warm-up`), save it where that is wanted, forward.
 
 Where a model can't roll back, sessions of one folder share more than the exact prefix: the head. It is treated like the
 exact prefix, one level deeper: 7 and 9 look for it first, and where it is not there yet, 7, 9 and 15 end with
 prefilling and saving it on top of the exact prefix. The request would have prefilled these tokens anyway.
+
+Where a first turn's prefix was found or made (7, 8, 13, 15) without files, an anchor is left behind where that is worth
+it (`anchoring`).
 
 Wherever a request is forwarded unprepared (5, 6, 10 to 12, 14), a conversation that it would overwrite is copied first.
 """
@@ -48,6 +53,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.request.conversation import shared_messages
+from proxy.slots.anchoring import anchor_of, anchors, in_its_way, is_outdone
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import (
     Need,
@@ -62,8 +68,8 @@ from proxy.slots.holding import (
 )
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.only_slot import confined
-from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import SIMILARITY, choose, is_overwritten, loaded
+from proxy.slots.plan import Clear, Copy, Keep, Plan, Requeue, Restore, Save, Source, Step, Warm, nothing
+from proxy.slots.prediction import CHECKPOINT_STEP, LAST_TURN, SIMILARITY, choose, is_overwritten, loaded
 
 CHECKPOINT_SLACK = 2100
 """Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
@@ -71,12 +77,6 @@ default is 512; this much is right up to `-ub 2048`."""
 
 CHECKPOINT_DISTANCE = 512
 """How far before the prefix's end the oldest of those lies that prefilling it leaves: `-ub`, by default this."""
-CHECKPOINT_STEP = 8192
-"""Every so many tokens a server leaves an in-memory checkpoint in a conversation (`--checkpoint-min-step`): one that is
-edited far behind the prefix is gone back in better by the server itself."""
-LAST_TURN = 2
-"""Messages that a turn adds, an answer and a question: a server keeps an in-memory checkpoint at the end of the turn
-before, and goes back there when the last question is edited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), on
 def _prepare(
     need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, only_slot: int | None
 ) -> Plan:
-    if able.keeps_copies and (talk := ledger.longest_copy(need)):
-        return _resume(need, idle, talk, able)  # 3
+    if able.keeps_copies and (talk := ledger.longest_copy(need)) and not is_outdone(talk, need, ledger):
+        return _resume(need, ledger, idle, talk, able)  # 3
     is_open = not ledger.saw_start and any(isinstance(b.holds, Unknown) for b in idle)
     if is_open and (need.has_past or ledger.may_be_hot):
         return nothing("may_be_hot")  # 4
@@ -116,7 +116,13 @@ def _prepare(
         return _unprepared("no_prefix", need, idle, able)  # 5
     if len(ledger.slots) > 1 and need.prefix_tokens <= SIMILARITY * need.n_tokens:
         return _unprepared("prefix_below_similarity", need, idle, able)  # 6
-    return _give_prefix(need, ledger, idle, able, disk, only_slot)
+    wanted = _give_prefix(need, ledger, idle, able, disk, only_slot)
+    has_files = able.restores is not False and able.acts_on_slots is not False
+    is_kept = has_files and (disk.has_checkpoint or disk.may_save)
+    if is_kept or wanted.source not in (Source.HIT, Source.WARM_UP):
+        return wanted
+    more = (step for step in anchors(need, ledger, able) if step not in wanted.steps)
+    return replace(wanted, steps=(*wanted.steps, *more))
 
 
 def _give_prefix(
@@ -134,8 +140,8 @@ def _give_prefix(
         return native
     if edited := _edited(need, ledger, idle, able):
         return edited
-    if native and not can_restore:
-        return _first_turn(need, ledger, idle, able) or native
+    if not can_restore and (found := _kept(need, ledger, idle, able) or native):
+        return found
     for key, n_tokens, is_there in (  # 9
         (need.head_key, need.head_tokens, disk.has_head),
         (need.prefix_key, need.prefix_tokens, disk.has_checkpoint),
@@ -163,7 +169,7 @@ def _build(
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
     if copy is not None and not may_save and able.copies_roll_back is not False:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), _reach(need, copy, able))
-    if not may_save and _leaves_its_own_mark(need, idle, able):  # 14
+    if not may_save and not anchors(need, ledger, able) and _leaves_its_own_mark(need, idle, able):  # 14
         return _unprepared("own_checkpoint_serves", need, idle, able)
     save: tuple[Step, ...] = (Save(need.prefix_key),) if may_save else ()
     aside = _copies([b for b in idle if isinstance(b.holds, Unknown | Talk)], able)
@@ -210,15 +216,16 @@ def _bare(key: str, need: Need, idle: Sequence[SlotBelief], able: Capabilities) 
     return bare if choice is not None and choice.slot == bare.slot else None
 
 
-def _resume(need: Need, idle: Sequence[SlotBelief], talk: Talk, able: Capabilities) -> Plan:
+def _resume(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], talk: Talk, able: Capabilities) -> Plan:
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
     further = [b for b in in_the_way if goes_beyond(b.holds, talk) and is_overwritten(need, b.holds)]
     if further and able.acts_on_slots is False:
         return _unprepared("slot_goes_further", need, idle, able)
     # Copied, such a slot would have the copy removed that is wanted; and the server would have overwritten its end.
     emptied = [Clear(b.slot) for b in further]
-    moved = _moved_out([b for b in in_the_way if b not in further], idle, able)
-    return Plan(Source.RESUME, "host_memory_holds_conversation", (*emptied, *moved), talk.prefix_tokens)
+    copied = [b for b in in_the_way if b not in further]
+    steps = (*emptied, *_moved_out(copied, idle, able), *_requeued(talk, need, ledger, copied))
+    return Plan(Source.RESUME, "host_memory_holds_conversation", steps, talk.prefix_tokens)
 
 
 def _edited(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
@@ -233,8 +240,14 @@ def _edited(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabi
     ):
         return None
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
-    steps = _moved_out(in_the_way, idle, able)
+    steps = (*_moved_out(in_the_way, idle, able), *_requeued(talk, need, ledger, in_the_way))
     return Plan(Source.RESUME, "host_memory_holds_edited_conversation", steps, need.prefix_tokens)
+
+
+def _requeued(talk: Talk, need: Need, ledger: Ledger, copied: Sequence[SlotBelief]) -> tuple[Step, ...]:
+    """Anchors that would be loaded in the place of this copy, behind it; `copied` come to host memory before."""
+    talks = [b.holds for b in copied if isinstance(b.holds, Talk)]
+    return tuple(Requeue(anchor) for anchor in in_its_way(talk, need, [*ledger.copies.values(), *talks]))
 
 
 def _moved_out(beliefs: Sequence[SlotBelief], idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
@@ -274,22 +287,29 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
     return Plan(Source.HIT, "conversation_begins_with_prefix", copies, expected, chosen.slot)
 
 
-def _first_turn(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
-    """A conversation's first turn in host memory, in the place of a later one in the slot that the server would choose.
+def _kept(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
+    """The prefix in host memory, in the place of a later turn in the slot that the server would choose: in that one it
+    can't go back to the prefix's end.
 
-    The server can go back in it to the prefix's end, in the other one not. It loses what followed, so not where that is
-    more than what is won.
+    It is in an anchor, which is asked for by what no other entry has; or in the first turn of a conversation, if that
+    is what the server would load. This one loses what followed, so not where that is more than what is won.
     """
-    talks = [belief.holds for belief in idle if isinstance(belief.holds, Talk)]
-    if not able.keeps_copies or any(talk.is_first and talk.prefix_key == need.prefix_key for talk in talks):
+    slots = [belief.holds for belief in idle if isinstance(belief.holds, Talk)]
+    if not able.keeps_copies or any(talk.is_first and talk.prefix_key == need.prefix_key for talk in slots):
         return None
-    first = loaded(need, Nothing(), [*ledger.copies.values(), *talks])
-    if first is None or not first.is_first or first.prefix_key != need.prefix_key:
-        return None
-    if first.n_tokens - need.prefix_tokens >= CHECKPOINT_DISTANCE:
+    anchor, first = anchor_of(need.prefix_key, ledger), loaded(need, Nothing(), [*ledger.copies.values(), *slots])
+    if anchor is None and not (first is not None and _is_short_first_turn(first, need)):
         return None
     steps = _moved_out([b for b in idle if share(need, b.holds) != 0], idle, able)
-    return Plan(Source.HIT, "host_memory_begins_with_prefix", steps, _reach(need, first, able))
+    if anchor is not None:
+        steps = (*steps, Keep(need.prefix_key))
+    reach = max(1, need.prefix_tokens - CHECKPOINT_SLACK)
+    return Plan(Source.HIT, "host_memory_begins_with_prefix", steps, reach)
+
+
+def _is_short_first_turn(talk: Talk, need: Need) -> bool:
+    is_short = talk.n_tokens - need.prefix_tokens < CHECKPOINT_DISTANCE
+    return is_short and talk.is_first and talk.is_whole and talk.prefix_key == need.prefix_key
 
 
 def _reach(need: Need, talk: Talk, able: Capabilities) -> int:

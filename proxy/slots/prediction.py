@@ -24,6 +24,13 @@ MARK_SLACK = 8
 """A model that can't roll back goes back to an in-memory checkpoint instead: the last lies four tokens before a
 prompt's end, and each time that a session begins at one, another token is lost."""
 
+CHECKPOINT_STEP = 8192
+"""Every so many tokens a server leaves an in-memory checkpoint in a conversation (`--checkpoint-min-step`): one that is
+edited far behind the prefix is gone back in better by the server itself."""
+LAST_TURN = 2
+"""Messages that a turn adds, an answer and a question: a server keeps an in-memory checkpoint at the end of the turn
+before, and goes back there when the last question is edited."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

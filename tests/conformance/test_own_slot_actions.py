@@ -41,7 +41,10 @@ async def test_acting_on_the_slot_that_holds_the_prefix(
         expected = proxied.prefix.n_tokens
     assert 0 == told["id_slot"]
     assert [200, 200] == [answer.status for answer in answers]
-    assert proxied.sources[2] not in {"hit", "continue", "resume"}
+    if proxied.reasons[2] == "host_memory_begins_with_prefix":  # an anchor, which no action on a slot touches
+        assert answers[0].reused >= expected
+    else:
+        assert proxied.sources[2] not in {"hit", "continue", "resume"}
     assert answers[1].reused >= expected
     assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
 

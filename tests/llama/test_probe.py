@@ -32,10 +32,10 @@ SEEN: list[tuple[Kind, tuple[str, ...], Seen]] = [
     ("dense", ("-np", "2", "--slot-prompt-similarity", "0"), {"finds_alike": False}),
     ("dense", (*ONE, "--slot-prompt-similarity", "0"), DENSE),
     ("hybrid", ONE, HYBRID),
-    ("hybrid", (), HYBRID | {"clears_idle": True}),
+    ("hybrid", (), HYBRID | {"clears_idle": True, "is_windowed": False}),
     ("hybrid", ("--no-cache-prompt",), HYBRID | {"reuses": False}),
     ("hybrid", ("--slot-prompt-similarity", "0"), {"finds_alike": False}),
-    ("swa", ONE, HYBRID | {"mark_distance": 0}),
+    ("swa", ONE, HYBRID | {"mark_distance": 0, "is_windowed": True}),
     ("swa", (*ONE, "--swa-full"), DENSE),
 ]
 

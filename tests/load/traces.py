@@ -127,7 +127,7 @@ async def trace(server: LlamaServer, setting: Setting, home: Path) -> Played:
         heard = proxied.heard
     server.restart()
     references = await _directly(server, done)
-    warmed = sum(told.prompt_n for told in heard.warm_ups)
+    warmed = heard.prefilled
     log = [f"  {t.plan.source} {t.plan.reason} {t.plan.steps} slot={t.slot} {t.figures}" for t in heard.requests]
     n_resumes = sum(t.plan.source == "resume" for t in heard.requests)
     played = Played(setting, done, references, warmed, len(heard.warm_ups), n_resumes, log, complaints)

@@ -69,6 +69,7 @@ class Recorder(Reporter):
         super().__init__()
         self.requests: list[Ticket] = []
         self.warm_ups: list[Any] = []
+        self.anchors: list[Any] = []
         self.begun_warm_ups = 0
         self.troubles: list[str] = []
         self.said: dict[str, str] = {}
@@ -90,6 +91,15 @@ class Recorder(Reporter):
         super().warmed(slot, told, *others, **more)
         self.warm_ups.append(told)
         self.changed.set()
+
+    def anchored(self, slot: int, told: Any, *others: Any, **more: Any) -> None:
+        super().anchored(slot, told, *others, **more)
+        self.anchors.append(told)
+
+    @property
+    def prefilled(self) -> int:
+        """Tokens that prompts of ours prefilled so far."""
+        return sum(told.prompt_n for told in (*self.warm_ups, *self.anchors))
 
     def trouble(self, reason: str, words: str) -> None:
         super().trouble(reason, words)
@@ -131,7 +141,8 @@ class Running:
     @property
     def able_to_do_better_alone(self) -> bool:
         """Whether the first session on this server leaves a better in-memory checkpoint than a warm-up would."""
-        return bool(self.proxy.engine.model.able.mark_distance)
+        able = self.proxy.engine.model.able
+        return bool(able.mark_distance) and not able.keeps_copies
 
     @property
     def last(self) -> Ticket:

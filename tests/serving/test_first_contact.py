@@ -74,7 +74,7 @@ async def test_a_new_session_after_a_restart_of_the_proxy_is_warm_again(
     async with running(server) as after:
         answers = [await after.ask(body) for body in (second, third)]
         expected = after.prefix.n_tokens
-    warmed = sum(warm_up.prompt_n for warm_up in after.heard.warm_ups)
+    warmed = after.heard.prefilled
     # A recurrent state that was kept exactly at the prefix's end is of no use to a prompt that ends there.
     again = BATCH if kind == "hybrid" else 0
     assert directly.prefilled + again + 8 >= answers[0].prefilled + warmed

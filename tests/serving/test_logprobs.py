@@ -7,14 +7,18 @@ apart, while 64 tokens apart make 3e-5. So with default flags answers are compar
 tokens were prefilled first by hand; without flash attention, where no cut matters, with those of a cold one.
 """
 
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.demo.models import Kind, model_path
 from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import Body, next_turn
+from proxy.llama.client import LlamaClient
 from tests.conftest import StartLlama
+from tests.llama.calling import calling
 from tests.serving.running import Answer, ask_directly, ask_server, distance, running, sessions, telling
 
 EXACT = ("-fa", "off")
@@ -36,7 +40,7 @@ async def after(server: LlamaServer, prefix: list[int], *bodies: Body) -> list[A
     return await ask_directly(server, *bodies)
 
 
-@kinds
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
 @slots
 async def test_answers_through_the_proxy_are_those_of_the_server_with_its_own_flags(
     start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]
@@ -55,6 +59,47 @@ async def test_answers_through_the_proxy_are_those_of_the_server_with_its_own_fl
     assert [8, 8, 8] == [len(answer.logprobs) for answer in warm]
     apart = [distance(one, other) for one, other in zip(expected, warm, strict=True)]
     assert max(apart) < QUIET, apart
+
+
+@slots
+async def test_answers_of_a_window_are_those_after_the_same_calls(
+    start_llama: StartLlama, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There an anchor cuts a prompt in more than two: each call of ours is made again, without a proxy."""
+    bodies, made = conversation(*sessions("/a", "/b")), list[tuple[str, tuple[Any, ...]] | None]()
+    for name in ("prefill", "copy", "displace"):
+        monkeypatch.setattr(LlamaClient, name, noted(name, made))
+    server = start_llama("swa", *flags)
+    async with running(server) as proxied:
+        warm = [await noting(proxied.ask(body), made) for body in bodies]
+    assert any("prefill" == call[0] for call in made if call)
+    monkeypatch.undo()
+    server.restart()
+    expected = list[Answer]()
+    async with calling(server.port) as client:
+        for call in made:
+            if call is None:
+                expected += await ask_directly(server, bodies[len(expected)])
+            else:
+                await getattr(client, call[0])(*call[1])
+    assert [answer.reused for answer in warm] == [answer.reused for answer in expected]
+    assert max(distance(one, other) for one, other in zip(expected, warm, strict=True)) < QUIET
+
+
+def noted(name: str, made: list[Any]) -> Any:
+    real = getattr(LlamaClient, name)
+
+    async def call(client: LlamaClient, *told: Any) -> Any:
+        made.append((name, told))
+        return await real(client, *told)
+
+    return call
+
+
+async def noting(asked: Awaitable[Answer], made: list[Any]) -> Answer:
+    answer = await asked
+    made.append(None)
+    return answer
 
 
 @kinds

@@ -40,8 +40,7 @@ async def compared(
     saved = {} if slot_dir is None else {"persist": True, "slot_dir": slot_dir, "dir": slot_dir / "index"}
     async with running(server, **saved) as proxied:
         answers = [(await proxied.ask(body)).prefilled for body in bodies]
-        warmed = [warm_up.prompt_n for warm_up in proxied.heard.warm_ups]
-    return [directly, sum(answers) + sum(warmed)]
+        return [directly, sum(answers) + proxied.heard.prefilled]
 
 
 @pytest.mark.parametrize("flags", [ONE_SLOT, ()], ids=["one-slot", "default-flags"])

@@ -1,0 +1,134 @@
+"""Steps that leave a beginning in host memory: prefilled by a prompt of ours with another last token, and copied.
+
+What they are good for stands in `slots.anchoring`. Where such a prompt goes on from, and four tokens before its end,
+the server leaves in-memory checkpoints; there it goes back to for whatever differs in the last token.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.llama.client import ControlFailed
+from proxy.llama.renderer import whole_prompt
+from proxy.llama.replies import Warmed
+from proxy.serving.context import Context, PlanBroken
+from proxy.serving.slot_steps import SlotSteps
+from proxy.serving.ticket import Ticket
+from proxy.slots.anchoring import of_prefix
+from proxy.slots.holding import BYTES_PER_TOKEN, Need, Talk, Unknown, only_prefix
+from proxy.slots.prediction import MARK_SLACK, choose
+
+MOST_S = 2.0
+"""A prompt that takes longer is left alone: its client would wait for its headers meanwhile."""
+BEHIND = 2
+"""Tokens by which, in a sliding window, the checkpoint of an anchor lies before the prefix's end at first."""
+
+
+class Anchors:
+    """Leaves anchors, for one context."""
+
+    def __init__(self, context: Context, steps: SlotSteps) -> None:
+        self._context = context
+        self._steps = steps
+        self._prompts: dict[bytes, array[int]] = {}
+        """Tokens of those in host memory, by name."""
+
+    async def keep(self, ticket: Ticket, key: str) -> None:
+        """Leave the exact prefix in host memory and in a slot; one that is there is loaded and copied again.
+
+        Raises ControlFailed; PlanBroken where the prefix is forgotten.
+        """
+        need, prefix = ticket.need, self._context.model.by_key(key)
+        if prefix is None or not prefix.tokens:
+            raise PlanBroken("prefix_forgotten")
+        n_tokens = prefix.n_tokens + 1
+        anchor = Talk(
+            of_prefix(key),
+            (round(n_tokens * BYTES_PER_TOKEN),),
+            n_prompt=n_tokens,
+            n_tokens=n_tokens,
+            prefix_key=key,
+            prefix_tokens=prefix.n_tokens,
+            is_marked=True,
+            is_first=True,
+            inputs=need.inputs,
+            is_anchor=True,
+        )
+        asked = replace(only_prefix(need, key, prefix.n_tokens), chain=anchor.chain, sizes=anchor.sizes)
+        first = prefix.tokens[0]  # begins a prompt, and so goes on from none
+        if self._context.model.able.is_windowed and anchor.name not in self._context.model.ledger.copies:
+            # A window that comes back from a checkpoint can't be gone back in to where that lies, only behind it.
+            await self._prefill(ticket, asked, [*prefix.tokens[:-BEHIND], first])
+        await self._leave(ticket, asked, [*prefix.tokens, first], anchor)
+
+    async def anchor(self, ticket: Ticket) -> None:
+        """Leave the request's prompt in host memory and in its slot; raises ControlFailed."""
+        need = ticket.need
+        if need.rest_tokens * self._context.model.prompt_ms_per_token > MOST_S * 1000:
+            return
+        tokens = await self._tokens(ticket)
+        if not tokens:
+            return
+        anchor = Talk(
+            need.chain,
+            need.sizes,
+            n_prompt=len(tokens),
+            n_tokens=len(tokens),
+            prefix_key=need.prefix_key,
+            prefix_tokens=need.prefix_tokens,
+            is_marked=True,
+            inputs=need.inputs,
+            is_anchor=True,
+        )
+        other = next(token for token in tokens if token != tokens[-1])
+        await self._leave(ticket, need, [*tokens[:-1], other], anchor)
+
+    async def requeue(self, ticket: Ticket, anchor: Talk) -> None:
+        """Move an anchor behind all else in host memory; raises ControlFailed."""
+        model, auth = self._context.model, ticket.visit.auth
+        if (prompt := self._prompts.get(anchor.name)) is None:
+            return
+        warmed = await self._prefill(ticket, ticket.need, prompt)
+        model.ledger.taken(anchor)
+        if warmed.cache_n < len(prompt) - MARK_SLACK:
+            # Host memory had it no more, so it is too small: the others are as likely gone.
+            model.able = replace(model.able, has_room=False)
+            model.ledger.hold(warmed.slot, Unknown())
+            for talk in [talk for talk in model.ledger.copies.values() if talk.is_anchor]:
+                model.ledger.taken(talk)
+            return
+        model.ledger.hold(warmed.slot, anchor)
+        await self._steps.copy(warmed.slot, auth)
+        await self._steps.clear(warmed.slot, auth)
+
+    async def _leave(self, ticket: Ticket, asked: Need, prompt: Sequence[int], anchor: Talk) -> None:
+        expected = choose(asked, self._context.model.ledger.idle())
+        warmed = await self._prefill(ticket, asked, prompt)
+        slot = await self._steps.prefilled(asked, expected, warmed, anchor, ticket.visit.auth)
+        await self._steps.copy(slot, ticket.visit.auth)
+        copies = self._context.model.ledger.copies
+        self._prompts = {name: kept for name, kept in self._prompts.items() if name in copies}
+        self._prompts[anchor.name] = array("i", prompt)
+
+    async def _prefill(self, ticket: Ticket, asked: Need, prompt: Sequence[int]) -> Warmed:
+        model = self._context.model
+        expected = choose(asked, model.ledger.idle())
+        try:
+            warmed = await model.client.prefill(prompt, ticket.visit.auth, self._context.settings.warm_timeout)
+        except (ControlFailed, asyncio.CancelledError):
+            if expected is not None:
+                model.ledger.hold(expected.slot, Unknown())
+            raise
+        self._context.report.anchored(warmed.slot, warmed)
+        ticket.n_anchored += warmed.prompt_n
+        return warmed
+
+    async def _tokens(self, ticket: Ticket) -> list[int]:
+        """The request's tokens; none where they are not known."""
+        visit, prefix = ticket.visit, self._context.model.by_key(ticket.need.prefix_key)
+        if visit.request is None or visit.prefix is None or prefix is None or not visit.is_text:
+            return []
+        tokens = await whole_prompt(self._context.model.client, visit.request, visit.prefix, visit.auth)
+        is_known = len(tokens) > prefix.n_tokens + 1 and tokens[: prefix.n_tokens] == list(prefix.tokens)
+        return tokens if is_known else []

@@ -1,0 +1,76 @@
+"""Anchors: when beginnings are worth a place in host memory that they keep, and when another place is better.
+
+A server that can't roll back goes back to an in-memory checkpoint. Of those that lie near each other some builds keep
+only the oldest once the next prompt has run, a sliding window that comes back from host memory has no more than its
+window, and a conversation there is gone when a new session has taken it for its prefix. So what a new session could
+begin with, and what an edited one could go back to, is lost after the second turn. An anchor is such a beginning with
+another token at its end: the server drops an entry that another one contains, and this one is contained in none, so it
+stays, with its checkpoints as they were. There are two for a first turn: the exact prefix, for new sessions, and the
+whole prompt, for edits. They cost some five tokens.
+"""
+
+from collections.abc import Sequence
+
+from proxy.request.conversation import shared_messages
+from proxy.slots.capabilities import Capabilities
+from proxy.slots.holding import Need, Nothing, Talk, share
+from proxy.slots.ledger import Ledger
+from proxy.slots.plan import Anchor, Keep, Step
+from proxy.slots.prediction import CHECKPOINT_STEP, LAST_TURN, loaded
+
+
+def anchors(need: Need, ledger: Ledger, able: Capabilities) -> tuple[Step, ...]:
+    """Those that a first turn leaves behind where the server would forget what it could go back to in it.
+
+    Not beside others: what they leave meanwhile would get in between.
+    """
+    is_alone = len(ledger.idle()) == len(ledger.slots)
+    is_first = not need.has_past and need.rest_tokens > 0 and not need.is_slow
+    is_worth_it = able.forgets_checkpoints and bool(able.keeps_copies) and able.has_room is not False
+    is_worth_it = is_worth_it and is_alone and is_first
+    return (Keep(need.prefix_key), Anchor()) if is_worth_it else ()
+
+
+def anchor_of(prefix_key: str, ledger: Ledger) -> Talk | None:
+    """The exact prefix's own in host memory."""
+    return next(
+        (talk for talk in ledger.copies.values() if talk.is_anchor and talk.chain == of_prefix(prefix_key)), None
+    )
+
+
+def of_prefix(key: str) -> tuple[bytes, ...]:
+    """What stands for its messages: it is the beginning of no conversation."""
+    return (key.encode(),)
+
+
+def is_outdone(copy: Talk, need: Need, ledger: Ledger) -> bool:
+    """Whether, in the place of an anchor, the server can go back farther or would load something else."""
+    if not copy.is_anchor:
+        return False
+    talks = [belief.holds for belief in ledger.idle() if isinstance(belief.holds, Talk)]
+    goes_farther = any(_goes_back_to_last_turn(need, talk, copy) for talk in (*talks, *ledger.copies.values()))
+    return goes_farther or loaded(need, Nothing(), [*ledger.copies.values(), *talks]) is not copy
+
+
+def in_its_way(copy: Talk, need: Need, copies: Sequence[Talk]) -> tuple[Talk, ...]:
+    """Anchors with which the server would not load this copy into an empty slot, but would if they stood behind it.
+
+    It goes through host memory oldest first, and of an anchor it keeps nearly all: more than of a conversation whose
+    answer came back changed, or that is gone back in.
+    """
+    if loaded(need, Nothing(), copies) is copy:
+        return ()
+    older = copies[: next(place for place, talk in enumerate(copies) if talk is copy)]
+    anchors = tuple(talk for talk in older if talk.is_anchor and _kept(need, talk) >= _kept(need, copy))
+    order = [*(talk for talk in copies if talk not in anchors), *anchors]
+    return anchors if loaded(need, Nothing(), order) is copy else ()
+
+
+def _kept(need: Need, talk: Talk) -> float:
+    return (share(need, talk) or 0) / max(1, talk.n_tokens)
+
+
+def _goes_back_to_last_turn(need: Need, talk: Talk, anchor: Talk) -> bool:
+    alike = shared_messages(need.chain, talk.chain)
+    is_last_turn = alike > len(anchor.chain) and alike >= len(talk.chain) - LAST_TURN
+    return is_last_turn or (share(need, talk) or 0) >= anchor.n_tokens + CHECKPOINT_STEP

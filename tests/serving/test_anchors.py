@@ -1,0 +1,184 @@
+"""Anchors on real servers: new sessions and early edits find their beginning, whatever became of the conversation."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.demo.models import Kind
+from proxy.demo.sessions import Body, next_turn
+from proxy.llama.client import ControlFailed, LlamaClient
+from proxy.serving.history import saved_tokens
+from tests.conftest import StartLlama
+from tests.serving.running import Answer, Running, ask_directly, running, sessions
+
+flags = pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
+kinds = pytest.mark.parametrize(
+    ("kind", "tools_last"), [("hybrid", False), ("hybrid", True), ("swa", False)], ids=["hybrid", "tools-last", "swa"]
+)
+SLACK = 8
+"""A sliding window loses some tokens each time."""
+A_RESUME = 24
+"""What a resume may cost."""
+TITLE: Body = {
+    "messages": [{"role": "system", "content": "give this a short title."}, {"role": "user", "content": "hello there"}],
+    "max_tokens": 4,
+}
+
+
+def turns(first: Body, count: int) -> list[Body]:
+    bodies = [first]
+    while len(bodies) < count:
+        bodies.append(next_turn(bodies[-1], "done", f"go on {len(bodies)}"))
+    return bodies
+
+
+def edited(first: Body) -> Body:
+    """The second turn says something else."""
+    return next_turn(first, "done", "no, do it the other way round")
+
+
+def forgets(proxied: Running) -> bool:
+    """Whether this build leaves anything to do."""
+    return proxied.proxy.engine.model.able.forgets_checkpoints
+
+
+async def asked(proxied: Running, *bodies: Body) -> list[Answer]:
+    return [await proxied.ask(body) for body in bodies]
+
+
+@flags
+@kinds
+async def test_a_session_that_begins_in_a_later_turn_of_another(
+    start_llama: StartLlama, kind: Kind, tools_last: bool, flags: tuple[str, ...]
+) -> None:
+    """Prefills none of the exact prefix, and the other one goes on where it was."""
+    first, second = (turns(body, 4) for body in sessions("/a", "/b"))
+    server = start_llama(kind, *flags, tools_last=tools_last)
+    async with running(server) as proxied:
+        *_, third = await asked(proxied, *first[:3])
+        before = proxied.heard.prefilled
+        (answer,) = await asked(proxied, second[0])
+        rest = answer.reused + answer.prefilled - proxied.prefix.n_tokens
+        assert rest + 2 * SLACK >= answer.prefilled + proxied.heard.prefilled - before
+        (further,) = await asked(proxied, first[3])
+        assert "resume" == proxied.sources[-1]
+        assert third.prefilled + A_RESUME >= further.prefilled
+    assert [] == proxied.heard.troubles
+
+
+@flags
+@kinds
+async def test_an_early_message_is_edited(
+    start_llama: StartLlama, kind: Kind, tools_last: bool, flags: tuple[str, ...]
+) -> None:
+    """All of the first turn's prompt is reused; directly it is a batch less, but for short turns of a window."""
+    first = turns(sessions("/a")[0], 4)
+    server = start_llama(kind, *flags, tools_last=tools_last)
+    *_, directly = await ask_directly(server, *first, edited(first[0]))
+    server.restart()
+    async with running(server) as proxied:
+        begun, *_, answer = await asked(proxied, *first, edited(first[0]))
+        assert not forgets(proxied) or begun.reused + begun.prefilled - SLACK <= answer.reused
+    assert directly.reused <= answer.reused + A_RESUME
+    assert [] == proxied.heard.troubles
+
+
+@flags
+@kinds
+async def test_new_sessions_take_no_conversation_out_of_host_memory(
+    start_llama: StartLlama, kind: Kind, tools_last: bool, flags: tuple[str, ...]
+) -> None:
+    """A title's request displaces it; the session after that begins with its anchor and leaves it where it is."""
+    first, second = (turns(body, 3) for body in sessions("/a", "/b"))
+    server = start_llama(kind, *flags, tools_last=tools_last)
+    async with running(server) as proxied:
+        _, before, *_, further = await asked(proxied, *first[:2], TITLE, second[0], first[2])
+        assert not forgets(proxied) or before.prefilled + A_RESUME >= further.prefilled
+
+
+@flags
+async def test_none_is_left_where_the_model_rolls_back(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
+    """It finds its beginning in whatever is there."""
+    async with running(start_llama("dense", *flags)) as proxied:
+        await asked(proxied, *sessions("/a", "/b"))
+    assert [] == proxied.heard.anchors
+
+
+async def test_none_is_left_where_there_are_files(start_llama: StartLlama, tmp_path: Path) -> None:
+    """A restore gives as much, and a head more."""
+    server = start_llama("hybrid", "--slot-save-path", str(tmp_path))
+    async with running(server, persist=True, slot_dir=tmp_path, dir=tmp_path / "index") as proxied:
+        await asked(proxied, *sessions("/a", "/b"))
+    assert [] == proxied.heard.anchors
+
+
+@pytest.mark.parametrize("tokens_s", [1, 10_000], ids=["slow", "fast"])
+async def test_a_long_first_message_is_not_anchored(start_llama: StartLlama, tokens_s: int) -> None:
+    """Where its prompt takes long, its client would miss its headers; else it is anchored."""
+    short, long = sessions("/a", "/b", user="word " * 300)
+    async with running(start_llama("swa", "-np", "1")) as proxied:
+        await asked(proxied, short)
+        proxied.heard.anchors.clear()
+        proxied.proxy.engine.model.prompt_ms_per_token = 1000 / tokens_s
+        await asked(proxied, long)
+    assert (tokens_s > 1) == any(told.cache_n + told.prompt_n > 3000 for told in proxied.heard.anchors)
+
+
+async def test_what_an_anchor_prefilled_is_not_said_to_be_saved(start_llama: StartLlama) -> None:
+    """The request reuses nearly all of its prompt; of that, the prefix alone was there before."""
+    async with running(start_llama("swa", "-np", "1")) as proxied:
+        _, answer = await asked(proxied, *sessions("/a", "/b"))
+        n_prefix, ticket = proxied.prefix.n_tokens, proxied.last
+    assert n_prefix < answer.reused
+    assert n_prefix - SLACK <= saved_tokens(ticket) <= n_prefix + SLACK
+
+
+async def test_a_client_that_leaves_meanwhile_leaves_nothing_false(
+    start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot is not believed to hold anything; later sessions and its own retry are answered as ever."""
+    first, second = sessions("/a", "/b")
+    server = start_llama("swa", "-np", "1")
+    async with running(server) as proxied:
+        real, begun = LlamaClient.prefill, asyncio.Event()
+
+        async def slow(client: LlamaClient, tokens: Any, *others: Any) -> Any:
+            if proxied.heard.warm_ups:
+                begun.set()
+                await asyncio.sleep(60)
+            return await real(client, tokens, *others)
+
+        monkeypatch.setattr(LlamaClient, "prefill", slow)
+        leaving = asyncio.create_task(proxied.ask(first))
+        await begun.wait()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        monkeypatch.setattr(LlamaClient, "prefill", real)
+        answers = await asked(proxied, second, first)
+        n_prefix = proxied.prefix.n_tokens
+    assert [200, 200] == [answer.status for answer in answers]
+    assert [True, True] == [answer.reused >= n_prefix - SLACK for answer in answers]
+    assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
+
+
+async def test_the_server_dies_under_it(start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request goes on, to whatever the server then says; the next one is prepared on the new process."""
+    first, second = sessions("/a", "/b")
+    server = start_llama("swa", "-np", "1")
+    async with running(server) as proxied:
+        real = LlamaClient.prefill
+
+        async def deadly(client: LlamaClient, tokens: Any, *others: Any) -> Any:
+            if proxied.heard.warm_ups and not server_has_died:
+                server_has_died.append(True)
+                await asyncio.to_thread(server.restart)
+                raise ControlFailed("gone", is_broken=True)
+            return await real(client, tokens, *others)
+
+        server_has_died: list[bool] = []
+        monkeypatch.setattr(LlamaClient, "prefill", deadly)
+        answers = await asked(proxied, first, second)
+    assert server_has_died
+    assert [200, 200] == [answer.status for answer in answers]
