@@ -91,6 +91,8 @@ class Model:
     """Whether renderings have the server's own token counts."""
     prompt_ms_per_token: float = 0.0
     """Measured on this server; 0 until a prompt of some length was prefilled."""
+    copy_ms: float = 0.0
+    """The shortest that a copy of a slot took; 0 until there was one."""
     _marker: str = ""
     _known_keys: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     _salt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
@@ -109,6 +111,7 @@ class Model:
         self.able = Capabilities(total_slots=process.total_slots, n_ctx=process.n_ctx, shows_slots=looks is not None)
         self.verified.clear()
         self.displacing.clear()
+        self.copy_ms = 0.0
         self.ledger.forget(process.total_slots)
         if process.is_sleeping:
             self.ledger.emptied()

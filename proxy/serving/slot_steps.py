@@ -23,15 +23,24 @@ class SlotSteps:
     async def copy(self, slot: int, auth: Auth) -> None:
         """Copy a slot's content to host memory."""
         model, limit = self._context.model, self._context.settings.warm_timeout
+        began = time.monotonic()
         try:
             await model.client.copy(slot, auth, limit)
         except ControlFailed:
             self._context.report.copied(slot, has_worked=False)
             raise
+        self._learn_copy((time.monotonic() - began) * 1000)
         self._context.report.copied(slot)
         belief = model.ledger.slots[slot]
         model.ledger.copied(belief.holds)
         await self.seen_again(slot, auth)
+
+    def _learn_copy(self, took_ms: float) -> None:
+        """The shortest counts: whatever else the machine does makes one longer."""
+        model = self._context.model
+        model.copy_ms = min(model.copy_ms or took_ms, took_ms)
+        if model.prompt_ms_per_token:
+            model.able = replace(model.able, copy_tokens=int(model.copy_ms / model.prompt_ms_per_token))
 
     async def clear(self, slot: int, auth: Auth) -> None:
         """Empty a slot: erase it, or overwrite it with one token where slot actions are off."""
@@ -64,6 +73,8 @@ class SlotSteps:
             if expected is not None and expected.slot == slot and expected.copies:
                 ledger.copied(before)
         ledger.hold(slot, held)
+        if warmed.prompt_n >= self._context.settings.min_prefix_tokens:
+            model.prompt_ms_per_token = warmed.prompt_ms / warmed.prompt_n
         model.last_answer = time.monotonic()
         await self.seen_again(slot, auth)
         return slot

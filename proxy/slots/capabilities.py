@@ -24,6 +24,8 @@ class Capabilities:
     """A restored prefix is reused."""
     keeps_copies: bool | None = None
     """Displaced conversations come back from host memory (`--cache-ram`)."""
+    copy_tokens: int = 0
+    """As many tokens as are prefilled in the time that a copy to host memory takes at least; 0 until both are known."""
     has_room: bool | None = None
     """False where host memory had lost what was copied there: it is too small for more than conversations."""
     copies_roll_back: bool | None = None

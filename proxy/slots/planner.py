@@ -56,6 +56,7 @@ from proxy.request.conversation import shared_messages
 from proxy.slots.anchoring import anchor_of, anchors, in_its_way, is_outdone
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import (
+    Holding,
     Need,
     Nothing,
     Prefix,
@@ -258,7 +259,7 @@ def _moved_out(beliefs: Sequence[SlotBelief], idle: Sequence[SlotBelief], able: 
         # Any task empties the idle slots other than its own: an empty one to aim it at makes a clear needless.
         empty = next((b for b in idle if isinstance(b.holds, Nothing)), None)
         return (Copy(empty.slot),) if empty else (Copy(beliefs[0].slot), Clear(beliefs[0].slot))
-    return tuple(step for b in beliefs for step in (Copy(b.slot), Clear(b.slot)))
+    return tuple(step for b in beliefs for step in (*_copies([b], able), Clear(b.slot)))
 
 
 def _aside(need: Need, kept: SlotBelief, idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
@@ -270,11 +271,21 @@ def _aside(need: Need, kept: SlotBelief, idle: Sequence[SlotBelief], able: Capab
 
 
 def _copies(beliefs: Sequence[SlotBelief], able: Capabilities, kept: SlotBelief | None = None) -> tuple[Step, ...]:
-    """Copies of these slots; where a copy of one empties the others, only of the one that must stay."""
-    held = [b for b in beliefs if not isinstance(b.holds, Nothing)]
+    """Copies of these slots; where a copy of one empties the others, only of the one that must stay.
+
+    What is prefilled again sooner than it is copied is let go.
+    """
+    held = [b for b in beliefs if not isinstance(b.holds, Nothing) and not _is_let_go(b.holds, able)]
     if not able.keeps_copies or not held:
         return ()
     return (Copy((kept or held[0]).slot),) if able.clears_idle else tuple(Copy(b.slot) for b in held)
+
+
+def _is_let_go(holding: Holding, able: Capabilities) -> bool:
+    if not isinstance(holding, Talk):
+        return False
+    stays = holding.prefix_tokens if able.rolls_back else 0
+    return holding.n_tokens - stays < able.copy_tokens
 
 
 def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:

@@ -532,6 +532,22 @@ def test_a_conversation_in_host_memory_would_be_taken_for_the_prefix() -> None:
     assert Source.WARM_UP is plan(FIRST, made, ABLE, Disk(may_save=True)).source
 
 
+@pytest.mark.parametrize(("copy_tokens", "is_copied"), [(0, True), (120, True), (121, False)])
+def test_what_is_prefilled_sooner_than_it_is_copied_is_let_go(copy_tokens: int, is_copied: bool) -> None:
+    """A title's request, say; whether the slot is overwritten or emptied."""
+    able = replace(NO_ROLLBACK, copy_tokens=copy_tokens)
+    assert is_copied == (Copy(0) in plan(FIRST, ledger(talk("x", "Q")), able).steps)
+    resumed = plan(need("abc", has_past=True), with_copy("ab", replace(talk("a"), chain=chain("ax"))), able).steps
+    assert (is_copied, Clear(0)) == (Copy(0) in resumed, resumed[-1])
+
+
+def test_of_what_rolls_back_the_prefix_is_not_lost() -> None:
+    """It is there for whoever comes back; a conversation that was not seen is always copied."""
+    able = replace(ABLE, copy_tokens=50)
+    assert Copy(0) not in plan(FIRST, ledger(talk("x", "Q")), able).steps
+    assert Copy(0) in plan(FIRST, ledger(Unknown(5)), able).steps
+
+
 # --- a server that empties idle slots ------------------------------------------------------------------------------
 
 CLEARING = replace(ABLE, clears_idle=True)
