@@ -42,6 +42,8 @@ CORPUS = (
     Day(13, "hybrid-last", "one", "of a warm-up's and a request's checkpoints the server keeps one: early edits"),
     Day(21, "swa", "one", "a new session in a later turn of another"),
     Day(3, "swa", "default", "an anchor was loaded in the place of a longer in-memory checkpoint"),
+    Day(33, "swa-full", "one", "what had been gone back in was copied, and loaded when its client went back again"),
+    Day(33, "hybrid-last", "one", "the same"),
 )
 
 

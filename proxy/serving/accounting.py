@@ -12,6 +12,7 @@ from proxy.llama.answer import Figures
 from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
+from proxy.slots.anchoring import is_within_window
 from proxy.slots.holding import Holding, Nothing, Talk, Unknown, continues_talk, share
 from proxy.slots.ledger import LENGTH_TOLERANCE, Look
 from proxy.slots.plan import Restore, Source
@@ -122,6 +123,7 @@ class Accounting:
             self._context.report.trouble(
                 "rendering", f"/apply-template gives {ticket.n_rendered} tokens, the answer {figures.prompt_tokens}"
             )
+        self._learn_window(ticket, figures)
         verdict = judge(ticket.plan, figures.cache_n)
         if not verdict.is_kept:
             self._claim_failed(ticket, verdict.reason)
@@ -193,6 +195,15 @@ class Accounting:
             for step in ticket.plan.steps:
                 if isinstance(step, Restore):
                     self._context.store.useless(step.key)
+
+    def _learn_window(self, ticket: Ticket, figures: Figures) -> None:
+        """A sliding window that could not be gone back in as far as was thought."""
+        model, before, need = self._context.model, ticket.before, ticket.need
+        if not isinstance(before, Talk) or figures.cache_n is None or not is_within_window(need, before, model.able):
+            return
+        if figures.cache_n < need.prefix_tokens - MARK_SLACK and before.prefix_key == need.prefix_key:
+            too_far = before.n_tokens - (share(need, before) or 0)
+            model.able = replace(model.able, window_reach=max(0, too_far - 1))
 
     def _learn_rate(self, ticket: Ticket) -> None:
         figures = ticket.figures

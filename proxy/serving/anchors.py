@@ -84,23 +84,20 @@ class Anchors:
         other = next(token for token in tokens if token != tokens[-1])
         await self._leave(ticket, need, [*tokens[:-1], other], anchor)
 
-    async def requeue(self, ticket: Ticket, anchor: Talk) -> None:
-        """Move an anchor behind all else in host memory; raises ControlFailed."""
-        model, auth = self._context.model, ticket.visit.auth
+    async def discard(self, ticket: Ticket, anchor: Talk) -> None:
+        """Take an anchor out of host memory; raises ControlFailed."""
+        model = self._context.model
         if (prompt := self._prompts.get(anchor.name)) is None:
             return
         warmed = await self._prefill(ticket, ticket.need, prompt)
         model.ledger.taken(anchor)
+        model.ledger.hold(warmed.slot, anchor)
         if warmed.cache_n < len(prompt) - MARK_SLACK:
             # Host memory had it no more, so it is too small: the others are as likely gone.
             model.able = replace(model.able, has_room=False)
-            model.ledger.hold(warmed.slot, Unknown())
             for talk in [talk for talk in model.ledger.copies.values() if talk.is_anchor]:
                 model.ledger.taken(talk)
-            return
-        model.ledger.hold(warmed.slot, anchor)
-        await self._steps.copy(warmed.slot, auth)
-        await self._steps.clear(warmed.slot, auth)
+        await self._steps.clear(warmed.slot, ticket.visit.auth)
 
     async def _leave(self, ticket: Ticket, asked: Need, prompt: Sequence[int], anchor: Talk) -> None:
         expected = choose(asked, self._context.model.ledger.idle())

@@ -22,7 +22,7 @@ from proxy.serving.neighbours import Neighbours
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Unknown, only_prefix
-from proxy.slots.plan import Anchor, Clear, Copy, Keep, Requeue, Restore, Save, Step, Warm, nothing
+from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Restore, Save, Step, Warm, nothing
 from proxy.slots.prediction import choose
 
 SILENCE_RESERVE_S = 0.5
@@ -63,8 +63,8 @@ class Executor:
                 await self._anchors.anchor(ticket)
             case Keep(key):
                 await self._anchors.keep(ticket, key)
-            case Requeue(anchor):
-                await self._anchors.requeue(ticket, anchor)
+            case Discard(anchor):
+                await self._anchors.discard(ticket, anchor)
             case Save(key):
                 await self._whatever_happens(ticket, self._checkpoints.save(ticket, key))
 

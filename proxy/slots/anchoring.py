@@ -18,6 +18,11 @@ from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Anchor, Keep, Step
 from proxy.slots.prediction import CHECKPOINT_STEP, LAST_TURN, loaded
 
+WINDOW = 512
+"""Tokens of a usual sliding window."""
+SMALLEST_REACH = 448
+"""A batch, some tokens less."""
+
 
 def anchors(need: Need, ledger: Ledger, able: Capabilities) -> tuple[Step, ...]:
     """Those that a first turn leaves behind where the server would forget what it could go back to in it.
@@ -43,27 +48,45 @@ def of_prefix(key: str) -> tuple[bytes, ...]:
     return (key.encode(),)
 
 
-def is_outdone(copy: Talk, need: Need, ledger: Ledger) -> bool:
+def is_within_window(need: Need, talk: Talk, able: Capabilities) -> bool:
+    """Whether what a slot holds can be gone back in to where the request differs, without a checkpoint.
+
+    A slot keeps a window for each slot of the server, where these share one buffer, and a batch. None is seen to be
+    shorter than what is said here, but a shorter one is learned from.
+    """
+    return bool(able.is_windowed) and 0 <= talk.n_tokens - (share(need, talk) or 0) <= window_reach(able)
+
+
+def window_reach(able: Capabilities) -> int:
+    """Tokens by which a slot with a sliding window can be gone back in, as far as is known."""
+    n_windows = able.total_slots - 1 if able.clears_idle else 0
+    usual = WINDOW * n_windows + SMALLEST_REACH
+    return usual if able.window_reach is None else min(usual, able.window_reach)
+
+
+def is_outdone(copy: Talk, need: Need, ledger: Ledger, able: Capabilities) -> bool:
     """Whether, in the place of an anchor, the server can go back farther or would load something else."""
     if not copy.is_anchor:
         return False
     talks = [belief.holds for belief in ledger.idle() if isinstance(belief.holds, Talk)]
+    if any(is_within_window(need, talk, able) for talk in talks if shared_messages(need.chain, talk.chain) > 1):
+        return True
     goes_farther = any(_goes_back_to_last_turn(need, talk, copy) for talk in (*talks, *ledger.copies.values()))
     return goes_farther or loaded(need, Nothing(), [*ledger.copies.values(), *talks]) is not copy
 
 
 def in_its_way(copy: Talk, need: Need, copies: Sequence[Talk]) -> tuple[Talk, ...]:
-    """Anchors with which the server would not load this copy into an empty slot, but would if they stood behind it.
+    """Anchors with which the server would not load this copy into an empty slot, but would without them.
 
     It goes through host memory oldest first, and of an anchor it keeps nearly all: more than of a conversation whose
-    answer came back changed, or that is gone back in.
+    answer came back changed, or that is gone back in. The next first turn leaves others.
     """
     if loaded(need, Nothing(), copies) is copy:
         return ()
     older = copies[: next(place for place, talk in enumerate(copies) if talk is copy)]
     anchors = tuple(talk for talk in older if talk.is_anchor and _kept(need, talk) >= _kept(need, copy))
-    order = [*(talk for talk in copies if talk not in anchors), *anchors]
-    return anchors if loaded(need, Nothing(), order) is copy else ()
+    others = [talk for talk in copies if talk not in anchors]
+    return anchors if loaded(need, Nothing(), others) is copy else ()
 
 
 def _kept(need: Need, talk: Talk) -> float:

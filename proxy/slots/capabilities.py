@@ -42,6 +42,8 @@ class Capabilities:
     checkpoint lies that outlives later turns; 0 where one at the end of a prefix outlives them too."""
     is_windowed: bool | None = None
     """A slot goes on some tokens before its end, and can be gone back in by a few: a sliding window."""
+    window_reach: int | None = None
+    """So many tokens, and no more, a slot with a sliding window was seen to be gone back in; None before it failed."""
     format_version: int | None = None
     """Version of the state files this build writes."""
 

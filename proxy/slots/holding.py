@@ -13,6 +13,9 @@ from proxy.request.conversation import continues, shared_messages
 BYTES_PER_TOKEN = 3.5
 """For estimates of text that no answer has counted yet; low for English, so that tokens are not underestimated."""
 
+FIRST_MESSAGES = 2
+"""System text and first question."""
+
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
@@ -136,6 +139,16 @@ def goes_beyond(holding: Holding, talk: Talk) -> bool:
     if not isinstance(holding, Talk) or talk.is_anchor:
         return False
     return continues(holding.chain, talk.chain) and is_rendered_alike(holding, talk)
+
+
+def goes_back_in(need: Need, holding: Holding) -> bool:
+    """Whether the request goes on from an earlier answer of this conversation: its client has given up the rest.
+
+    With a first question alone in common they may be two that are told the same, and both go on.
+    """
+    if not isinstance(holding, Talk) or not is_rendered_alike(need, holding):
+        return False
+    return FIRST_MESSAGES < shared_messages(need.chain, holding.chain) < len(holding.chain)
 
 
 def continues_talk(need: Need, holding: Holding) -> bool:

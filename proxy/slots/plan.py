@@ -59,13 +59,13 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue:
-    """Have the server load this anchor, copy it again and empty its slot: it is then the last that is looked at."""
+class Discard:
+    """Have the server load this anchor, and empty its slot: it is in nobody's way then."""
 
     anchor: Talk
 
 
-Step = Copy | Clear | Restore | Warm | Save | Keep | Anchor | Requeue
+Step = Copy | Clear | Restore | Warm | Save | Keep | Anchor | Discard
 
 
 class Source(StrEnum):

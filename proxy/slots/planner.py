@@ -53,7 +53,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.request.conversation import shared_messages
-from proxy.slots.anchoring import anchor_of, anchors, in_its_way, is_outdone
+from proxy.slots.anchoring import anchor_of, anchors, in_its_way, is_outdone, is_within_window
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import (
     Holding,
@@ -63,13 +63,14 @@ from proxy.slots.holding import (
     Talk,
     Unknown,
     continues_talk,
+    goes_back_in,
     goes_beyond,
     repeats_talk,
     share,
 )
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.only_slot import confined
-from proxy.slots.plan import Clear, Copy, Keep, Plan, Requeue, Restore, Save, Source, Step, Warm, nothing
+from proxy.slots.plan import Clear, Copy, Discard, Keep, Plan, Restore, Save, Source, Step, Warm, nothing
 from proxy.slots.prediction import CHECKPOINT_STEP, LAST_TURN, SIMILARITY, choose, is_overwritten, loaded
 
 CHECKPOINT_SLACK = 2100
@@ -108,7 +109,7 @@ def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), on
 def _prepare(
     need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, only_slot: int | None
 ) -> Plan:
-    if able.keeps_copies and (talk := ledger.longest_copy(need)) and not is_outdone(talk, need, ledger):
+    if able.keeps_copies and (talk := ledger.longest_copy(need)) and not is_outdone(talk, need, ledger, able):
         return _resume(need, ledger, idle, talk, able)  # 3
     is_open = not ledger.saw_start and any(isinstance(b.holds, Unknown) for b in idle)
     if is_open and (need.has_past or ledger.may_be_hot):
@@ -120,6 +121,8 @@ def _prepare(
     wanted = _give_prefix(need, ledger, idle, able, disk, only_slot)
     has_files = able.restores is not False and able.acts_on_slots is not False
     is_kept = has_files and (disk.has_checkpoint or disk.may_save)
+    is_native = wanted.reason == "conversation_begins_with_prefix"
+    is_kept = is_kept or (is_native and anchor_of(need.prefix_key, ledger) is not None)
     if is_kept or wanted.source not in (Source.HIT, Source.WARM_UP):
         return wanted
     more = (step for step in anchors(need, ledger, able) if step not in wanted.steps)
@@ -225,7 +228,7 @@ def _resume(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], talk: Talk, 
     # Copied, such a slot would have the copy removed that is wanted; and the server would have overwritten its end.
     emptied = [Clear(b.slot) for b in further]
     copied = [b for b in in_the_way if b not in further]
-    steps = (*emptied, *_moved_out(copied, idle, able), *_requeued(talk, need, ledger, copied))
+    steps = (*emptied, *_moved_out(need, copied, idle, able), *_discarded(talk, need, ledger, copied))
     return Plan(Source.RESUME, "host_memory_holds_conversation", steps, talk.prefix_tokens)
 
 
@@ -241,25 +244,36 @@ def _edited(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabi
     ):
         return None
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
-    steps = (*_moved_out(in_the_way, idle, able), *_requeued(talk, need, ledger, in_the_way))
+    steps = (*_moved_out(need, in_the_way, idle, able), *_discarded(talk, need, ledger, in_the_way))
     return Plan(Source.RESUME, "host_memory_holds_edited_conversation", steps, need.prefix_tokens)
 
 
-def _requeued(talk: Talk, need: Need, ledger: Ledger, copied: Sequence[SlotBelief]) -> tuple[Step, ...]:
-    """Anchors that would be loaded in the place of this copy, behind it; `copied` come to host memory before."""
-    talks = [b.holds for b in copied if isinstance(b.holds, Talk)]
-    return tuple(Requeue(anchor) for anchor in in_its_way(talk, need, [*ledger.copies.values(), *talks]))
+def _discarded(talk: Talk, need: Need, ledger: Ledger, copied: Sequence[SlotBelief]) -> tuple[Step, ...]:
+    """Anchors that would be loaded in the place of this copy; `copied` come to host memory before."""
+    talks = [b.holds for b in copied if isinstance(b.holds, Talk) and not _is_given_up(need, b.holds)]
+    return tuple(Discard(anchor) for anchor in in_its_way(talk, need, [*ledger.copies.values(), *talks]))
 
 
-def _moved_out(beliefs: Sequence[SlotBelief], idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
-    """Copy these slots and empty them."""
-    if not beliefs:
-        return ()
-    if able.clears_idle:
-        # Any task empties the idle slots other than its own: an empty one to aim it at makes a clear needless.
-        empty = next((b for b in idle if isinstance(b.holds, Nothing)), None)
-        return (Copy(empty.slot),) if empty else (Copy(beliefs[0].slot), Clear(beliefs[0].slot))
-    return tuple(step for b in beliefs for step in (*_copies([b], able), Clear(b.slot)))
+def _moved_out(
+    need: Need, beliefs: Sequence[SlotBelief], idle: Sequence[SlotBelief], able: Capabilities
+) -> tuple[Step, ...]:
+    """Copy these slots and empty them; what the request goes back in is let go, as the server would overwrite it.
+
+    Copied, it could be loaded in the place of what the request leaves behind, when its client goes back once more.
+    """
+    left = [b for b in beliefs if _is_given_up(need, b.holds)]
+    emptied, others = tuple(Clear(b.slot) for b in left), [b for b in beliefs if b not in left]
+    if not able.clears_idle:
+        return (*emptied, *(step for b in others for step in (*_copies([b], able), Clear(b.slot))))
+    if not others:
+        return emptied
+    # Any task empties the idle slots other than its own: an empty one to aim it at makes a clear needless.
+    empty = next((b for b in idle if isinstance(b.holds, Nothing) or b in left), None)
+    return (*emptied, Copy(empty.slot)) if empty else (Copy(others[0].slot), Clear(others[0].slot))
+
+
+def _is_given_up(need: Need, holding: Holding) -> bool:
+    return goes_back_in(need, holding) and is_overwritten(need, holding)
 
 
 def _aside(need: Need, kept: SlotBelief, idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
@@ -267,7 +281,7 @@ def _aside(need: Need, kept: SlotBelief, idle: Sequence[SlotBelief], able: Capab
     sharing = [b for b in idle if b is not kept and share(need, b.holds) != 0]
     if not able.keeps_copies or not sharing:
         return ()
-    return (Copy(kept.slot),) if able.clears_idle else _moved_out(sharing, idle, able)
+    return (Copy(kept.slot),) if able.clears_idle else _moved_out(need, sharing, idle, able)
 
 
 def _copies(beliefs: Sequence[SlotBelief], able: Capabilities, kept: SlotBelief | None = None) -> tuple[Step, ...]:
@@ -292,9 +306,12 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
     choice = choose(need, idle)
     sharing = [b for b in idle if isinstance(b.holds, Talk) and b.holds.prefix_key == need.prefix_key]
     chosen = next((b for b in sharing if choice is not None and b.slot == choice.slot), None)
-    if chosen is None or not isinstance(chosen.holds, Talk) or not (expected := _reach(need, chosen.holds, able)):
+    if chosen is None or not isinstance(chosen.holds, Talk):
         return None
-    copies = _copies(sharing, able, chosen)
+    is_near = chosen.holds.is_whole and is_within_window(need, chosen.holds, able)
+    if not (expected := need.prefix_tokens if is_near else _reach(need, chosen.holds, able)):
+        return None
+    copies = _copies([b for b in sharing if not _is_given_up(need, b.holds)], able, chosen)
     return Plan(Source.HIT, "conversation_begins_with_prefix", copies, expected, chosen.slot)
 
 
@@ -306,16 +323,22 @@ def _kept(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabili
     is what the server would load. This one loses what followed, so not where that is more than what is won.
     """
     slots = [belief.holds for belief in idle if isinstance(belief.holds, Talk)]
-    if not able.keeps_copies or any(talk.is_first and talk.prefix_key == need.prefix_key for talk in slots):
+    if not able.keeps_copies or any(_begins_right(talk, need, able) for talk in slots):
         return None
     anchor, first = anchor_of(need.prefix_key, ledger), loaded(need, Nothing(), [*ledger.copies.values(), *slots])
     if anchor is None and not (first is not None and _is_short_first_turn(first, need)):
         return None
-    steps = _moved_out([b for b in idle if share(need, b.holds) != 0], idle, able)
+    steps = _moved_out(need, [b for b in idle if share(need, b.holds) != 0], idle, able)
     if anchor is not None:
         steps = (*steps, Keep(need.prefix_key))
     reach = max(1, need.prefix_tokens - CHECKPOINT_SLACK)
     return Plan(Source.HIT, "host_memory_begins_with_prefix", steps, reach)
+
+
+def _begins_right(talk: Talk, need: Need, able: Capabilities) -> bool:
+    """Whether the server can go back to the prefix's end in what this slot holds."""
+    has_prefix = bool(talk.prefix_key) and talk.prefix_key == need.prefix_key
+    return has_prefix and (talk.is_first or is_within_window(need, talk, able))
 
 
 def _is_short_first_turn(talk: Talk, need: Need) -> bool:
@@ -350,7 +373,7 @@ def _restore(
     if able.clears_idle and able.keeps_copies:
         steps: tuple[Step, ...] = (Copy(target.slot),) if any(not isinstance(b.holds, Nothing) for b in idle) else ()
     elif able.keeps_copies:
-        steps = (*_moved_out(sharing, idle, able), *_copies([target], able))
+        steps = (*_moved_out(need, sharing, idle, able), *_copies([target], able))
     elif sharing:
         return None  # the server may choose one of those: it would be overwritten, and the restore in vain
     else:

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.slots.anchoring import anchors, of_prefix
+from proxy.slots.anchoring import SMALLEST_REACH, WINDOW, anchors, of_prefix
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, continues_talk, goes_beyond, share
 from proxy.slots.ledger import Ledger
-from proxy.slots.plan import Anchor, Clear, Copy, Keep, Requeue, Source, Warm
+from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Source, Warm
 from proxy.slots.planner import Disk, plan
 from proxy.slots.prediction import CHECKPOINT_STEP
-from tests.slots.beliefs import MESSAGE_TOKENS, bare, ledger, need, talk
+from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, ledger, need, talk
 
 ABLE = Capabilities(total_slots=4, rolls_back=False, keeps_copies=True, mark_distance=516)
 FIRST = replace(need("ab"), rest_tokens=20)
@@ -188,9 +188,32 @@ def test_whoever_needs_the_prefix_keeps_it_there(asked: Need) -> None:
 
 
 def test_a_first_turn_that_a_slot_holds_serves_as_well() -> None:
-    """It went on from the prefix's end, and its checkpoint there is the last."""
+    """It went on from the prefix's end, and its checkpoint there is the last: what is in host memory stays there."""
     made = remembering(OF_PREFIX, slots=(replace(talk("az", is_marked=True), is_first=True),))
-    assert (Copy(0), *KEPT) == plan(FIRST, made, ABLE).steps
+    assert (Copy(0),) == plan(FIRST, made, ABLE).steps
+
+
+WINDOWED = replace(ABLE, mark_distance=0, is_windowed=True)
+
+
+@pytest.mark.parametrize(
+    ("able", "n_tokens", "is_near"),
+    [
+        (WINDOWED, PREFIX_TOKENS + SMALLEST_REACH, True),
+        (WINDOWED, PREFIX_TOKENS + SMALLEST_REACH + 1, False),
+        (replace(WINDOWED, clears_idle=True), PREFIX_TOKENS + SMALLEST_REACH + 3 * WINDOW, True),
+        (replace(WINDOWED, window_reach=9), PREFIX_TOKENS + 10, False),
+        (ABLE, PREFIX_TOKENS + 1, False),
+    ],
+    ids=["a batch", "more", "a window for each slot", "learned", "no window"],
+)
+def test_a_window_is_gone_back_in_as_far_as_it_reaches(able: Capabilities, n_tokens: int, is_near: bool) -> None:
+    """There a later turn in the slot serves, and nothing has to make room."""
+    made = remembering(OF_PREFIX, slots=(replace(talk("axyz", is_marked=True), n_tokens=n_tokens),))
+    asked = replace(need("bc"), rest_tokens=20)
+    assert is_near == (Clear(0) not in plan(asked, made, able).steps)
+    made = remembering(anchor(), slots=(replace(talk("abcdefgh"), n_tokens=300 - PREFIX_TOKENS + n_tokens),))
+    assert is_near == (Clear(0) not in plan(need("abcx", has_past=True), made, able).steps)
 
 
 def test_without_one_there_a_warm_up_goes_on_from_what_is_common() -> None:
@@ -203,19 +226,19 @@ def test_without_one_there_a_warm_up_goes_on_from_what_is_common() -> None:
 # --- out of the way of others ---------------------------------------------------------------------------------------
 
 
-def test_it_goes_behind_a_conversation_whose_answers_come_back_changed() -> None:
+def test_it_makes_way_for_a_conversation_whose_answers_come_back_changed() -> None:
     """More of it is kept than of that, and it is older; of one whose answer came back as it was nothing is lost."""
     asked = need("abcx", has_past=True)
     told = plan(asked, remembering(OF_PREFIX, anchor(), replace(talk("abc"), is_changed=True)), ABLE)
-    assert (Source.RESUME, (Requeue(OF_PREFIX), Requeue(anchor()))) == (told.source, told.steps)
+    assert (Source.RESUME, (Discard(OF_PREFIX), Discard(anchor()))) == (told.source, told.steps)
     assert () == plan(asked, remembering(OF_PREFIX, anchor(), talk("abc")), ABLE).steps
     assert () == plan(asked, remembering(replace(talk("abc"), is_changed=True), anchor()), ABLE).steps
 
 
-def test_it_goes_behind_a_conversation_that_is_gone_back_in() -> None:
+def test_it_makes_way_for_a_conversation_that_is_gone_back_in() -> None:
     """Its last message was edited: the server has a checkpoint at the end of the turn before."""
     told = plan(need("abcdex", has_past=True), remembering(anchor(), talk("abcdef")), ABLE)
-    assert ("host_memory_holds_edited_conversation", (Requeue(anchor()),)) == (told.reason, told.steps)
+    assert ("host_memory_holds_edited_conversation", (Discard(anchor()),)) == (told.reason, told.steps)
 
 
 def test_a_changed_answer_is_not_shared() -> None:

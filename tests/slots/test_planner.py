@@ -548,6 +548,22 @@ def test_of_what_rolls_back_the_prefix_is_not_lost() -> None:
     assert Copy(0) in plan(FIRST, ledger(Unknown(5)), able).steps
 
 
+@pytest.mark.parametrize(
+    ("letters", "held", "is_copied"),
+    [("abcdex", "abcdefgh", False), ("abx", "abc", True), ("abcx", "abcdefgh", True)],
+    ids=["edit", "asked the same", "far back"],
+)
+def test_what_its_client_has_given_up_is_let_go(letters: str, held: str, is_copied: bool) -> None:
+    """After an edit: a copy would be loaded when its client goes back again. Two that were asked the same both go on.
+
+    What is gone back in by more than half the server copies by itself.
+    """
+    made = ledger(talk(held, is_marked=True))
+    assert is_copied == (Copy(0) in plan(need(letters, has_past=True), made, ABLE).steps)
+    made = with_copy(letters[:-1], talk(held))
+    assert is_copied == (Copy(0) in plan(need(letters, has_past=True), made, NO_ROLLBACK).steps)
+
+
 # --- a server that empties idle slots ------------------------------------------------------------------------------
 
 CLEARING = replace(ABLE, clears_idle=True)
