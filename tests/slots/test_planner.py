@@ -560,8 +560,12 @@ def test_what_its_client_has_given_up_is_let_go(letters: str, held: str, is_copi
     """
     made = ledger(talk(held, is_marked=True))
     assert is_copied == (Copy(0) in plan(need(letters, has_past=True), made, ABLE).steps)
-    made = with_copy(letters[:-1], talk(held))
-    assert is_copied == (Copy(0) in plan(need(letters, has_past=True), made, NO_ROLLBACK).steps)
+
+
+def test_it_is_emptied_without_a_copy_where_host_memory_has_the_rest() -> None:
+    """The server would have overwritten it."""
+    asked, made = need("abcdex", has_past=True), with_copy("ab", talk("abcdefgh"))
+    assert (Source.RESUME, (Clear(0),)) == (plan(asked, made, NO_ROLLBACK).source, plan(asked, made, NO_ROLLBACK).steps)
 
 
 # --- a server that empties idle slots ------------------------------------------------------------------------------
