@@ -109,7 +109,8 @@ class Accounting:
         if is_overwritten(need, ticket.before):
             ledger.copied(copy)  # the slot was freed just then, and the server did not look any farther
             return
-        others = [talk for talk in ledger.copies.values() if (share(need, talk) or 0) <= cache_n]
+        # A model that can't roll back went on from a checkpoint some tokens before what it shares with the one loaded.
+        others = [talk for talk in ledger.copies.values() if (share(need, talk) or 0) <= cache_n + MARK_SLACK]
         if (other := loaded(need, ticket.before, others)) is not None:
             ledger.taken(other)
 
