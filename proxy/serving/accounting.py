@@ -177,7 +177,8 @@ class Accounting:
         model = self._context.model
         self._context.report.claim_failed(ticket, reason)
         if ticket.plan.source is Source.RESUME:
-            model.able = replace(model.able, has_room=False)
+            if ticket.plan.reason == "host_memory_holds_conversation":
+                self._has_no_room()
             model.failed_resumes += 1
             if model.failed_resumes >= FAILED_RESUMES:
                 model.ledger.copies.clear()
@@ -194,6 +195,13 @@ class Accounting:
             for step in ticket.plan.steps:
                 if isinstance(step, Restore):
                     self._context.store.useless(step.key)
+
+    def _has_no_room(self) -> None:
+        """Host memory has lost a conversation that nobody can have changed: older anchors are as likely gone."""
+        model = self._context.model
+        model.able = replace(model.able, has_room=False)
+        for talk in [talk for talk in model.ledger.copies.values() if talk.is_anchor]:
+            model.ledger.taken(talk)
 
     def _learn_rate(self, ticket: Ticket) -> None:
         figures = ticket.figures

@@ -87,8 +87,8 @@ class Anchors:
     async def requeue(self, ticket: Ticket, anchor: Talk) -> None:
         """Move an anchor behind all else in host memory; raises ControlFailed."""
         model, auth = self._context.model, ticket.visit.auth
-        if (prompt := self._prompts.get(anchor.name)) is None:
-            return
+        if (prompt := self._prompts.get(anchor.name)) is None or anchor.name not in model.ledger.copies:
+            return  # an earlier one of the plan was not there: then this one is as likely gone
         warmed = await self._prefill(ticket, ticket.need, prompt)
         model.ledger.taken(anchor)
         if warmed.cache_n < len(prompt) - MARK_SLACK:
