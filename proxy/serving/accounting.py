@@ -110,7 +110,8 @@ class Accounting:
         if is_overwritten(need, ticket.before):
             ledger.copied(copy)  # the slot was freed just then, and the server did not look any farther
             return
-        others = [talk for talk in ledger.copies.values() if (share(need, talk) or 0) <= cache_n]
+        # A model that can't roll back went on from a checkpoint some tokens before what it shares with the one loaded.
+        others = [talk for talk in ledger.copies.values() if (share(need, talk) or 0) <= cache_n + MARK_SLACK]
         if (other := loaded(need, ticket.before, others)) is not None:
             ledger.taken(other)
 
@@ -178,7 +179,8 @@ class Accounting:
         model = self._context.model
         self._context.report.claim_failed(ticket, reason)
         if ticket.plan.source is Source.RESUME:
-            model.able = replace(model.able, has_room=False)
+            if ticket.plan.reason == "host_memory_holds_conversation":
+                self._has_no_room()
             model.failed_resumes += 1
             if model.failed_resumes >= FAILED_RESUMES:
                 model.ledger.copies.clear()
@@ -204,6 +206,13 @@ class Accounting:
         if figures.cache_n < need.prefix_tokens - MARK_SLACK and before.prefix_key == need.prefix_key:
             too_far = before.n_tokens - (share(need, before) or 0)
             model.able = replace(model.able, window_reach=max(0, too_far - 1))
+
+    def _has_no_room(self) -> None:
+        """Host memory has lost a conversation that nobody can have changed: older anchors are as likely gone."""
+        model = self._context.model
+        model.able = replace(model.able, has_room=False)
+        for talk in [talk for talk in model.ledger.copies.values() if talk.is_anchor]:
+            model.ledger.taken(talk)
 
     def _learn_rate(self, ticket: Ticket) -> None:
         figures = ticket.figures

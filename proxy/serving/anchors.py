@@ -87,8 +87,8 @@ class Anchors:
     async def discard(self, ticket: Ticket, anchor: Talk) -> None:
         """Take an anchor out of host memory; raises ControlFailed."""
         model = self._context.model
-        if (prompt := self._prompts.get(anchor.name)) is None:
-            return
+        if (prompt := self._prompts.get(anchor.name)) is None or anchor.name not in model.ledger.copies:
+            return  # an earlier one of the plan was not there: then this one is as likely gone
         warmed = await self._prefill(ticket, ticket.need, prompt)
         model.ledger.taken(anchor)
         model.ledger.hold(warmed.slot, anchor)

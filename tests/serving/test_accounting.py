@@ -113,6 +113,40 @@ def test_a_copy_whose_answer_the_client_sends_back_changed_was_loaded_all_the_sa
     assert [talk("ay")] == [*at.model.ledger.copies.values()]
 
 
+def test_an_anchor_that_was_loaded_instead_is_gone() -> None:
+    """The server went on four tokens before its end; to discard it would prefill all of it."""
+    at = context(Nothing(), Nothing())
+    anchor = replace(talk("ab", answer=0, is_marked=True), is_anchor=True)
+    for copy in (anchor, talk("abcd")):
+        at.model.ledger.copied(copy)
+    resumed = ticket()
+    resumed.need, resumed.plan = need("abcde"), Plan(Source.RESUME, "host_memory_holds_conversation")
+    accounting = Accounting(at)
+    accounting.take_slot(resumed, 0)
+    resumed.figures = figures(anchor.n_tokens - 4)
+    accounting.enter(resumed, [])
+    assert anchor.name not in at.model.ledger.copies
+
+
+@pytest.mark.parametrize(
+    ("reason", "has_room"), [("host_memory_holds_conversation", False), ("host_memory_holds_edited_conversation", None)]
+)
+def test_what_shows_that_host_memory_has_no_room(reason: str, has_room: bool | None) -> None:
+    """A conversation that goes on was gone; of an edited one it is guessed which the server loads. Older anchors went
+    before it, and asking for one that is gone would prefill it."""
+    at = context(Nothing(), Nothing())
+    anchor = replace(talk("xy", answer=0, is_marked=True), is_anchor=True)
+    for copy in (anchor, OURS):
+        at.model.ledger.copied(copy)
+    resumed = ticket()
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, reason, (), PREFIX_TOKENS)
+    accounting = Accounting(at)
+    accounting.take_slot(resumed, 0)
+    resumed.figures = figures(0)
+    accounting.enter(resumed, [])
+    assert (has_room, has_room is None) == (at.model.able.has_room, anchor.name in at.model.ledger.copies)
+
+
 @pytest.mark.parametrize("rolls_back", [True, False])
 def test_that_copies_can_not_be_gone_back_in_is_learned(rolls_back: bool) -> None:
     """Where a slot can: it is no failed claim like others, and is claimed once."""
