@@ -43,7 +43,7 @@ class SlotSteps:
             model.able = replace(model.able, copy_tokens=int(model.copy_ms / model.prompt_ms_per_token))
 
     async def clear(self, slot: int, auth: Auth) -> None:
-        """Empty a slot: erase it, or overwrite it with one token where slot actions are off."""
+        """Empty a slot: erase it, or overwrite it with one token where slot actions are off: then it is copied, too."""
         model, settings = self._context.model, self._context.settings
         if model.able.acts_on_slots is not False:
             try:
@@ -57,6 +57,8 @@ class SlotSteps:
                 await self.seen_again(slot, auth)
                 return
         await model.client.displace(slot, self._fresh_token(), auth, settings.warm_timeout)
+        if model.able.keeps_copies:
+            model.ledger.copied(model.ledger.slots[slot].holds)
         model.ledger.hold(slot, Prefix("", 1))
         await self.seen_again(slot, auth)
 

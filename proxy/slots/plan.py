@@ -60,7 +60,10 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Have the server load this anchor, and empty its slot: it is in nobody's way then."""
+    """Have the server load this anchor, and empty its slot: it is in nobody's way then.
+
+    Where slot actions are off it comes to stand behind all else in host memory.
+    """
 
     anchor: Talk
 
