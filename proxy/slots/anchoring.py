@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from proxy.request.conversation import shared_messages
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Need, Nothing, Talk, share
+from proxy.slots.holding import Holding, Need, Nothing, Talk, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Anchor, Keep, Step
 from proxy.slots.prediction import CHECKPOINT_STEP, LAST_TURN, loaded
@@ -48,13 +48,14 @@ def of_prefix(key: str) -> tuple[bytes, ...]:
     return (key.encode(),)
 
 
-def is_within_window(need: Need, talk: Talk, able: Capabilities) -> bool:
+def is_within_window(need: Need, held: Holding, able: Capabilities) -> bool:
     """Whether what a slot holds can be gone back in to where the request differs, without a checkpoint.
 
-    A slot keeps a window for each slot of the server, where these share one buffer, and a batch. None is seen to be
-    shorter than what is said here, but a shorter one is learned from.
+    A slot keeps a window for each slot of the server, where these share one buffer, and a batch. How long the model's
+    is, no build tells: one of usual length is assumed, and a shorter one learned from.
     """
-    return bool(able.is_windowed) and 0 <= talk.n_tokens - (share(need, talk) or 0) <= window_reach(able)
+    is_known = bool(able.is_windowed) and isinstance(held, Talk) and held.is_whole
+    return is_known and 0 <= held.n_tokens - (share(need, held) or 0) <= window_reach(able)
 
 
 def window_reach(able: Capabilities) -> int:

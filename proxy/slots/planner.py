@@ -140,7 +140,8 @@ def _give_prefix(
             return _with_head(Plan(Source.HIT, "slot_holds_prefix", aside, bare.holds.n_tokens, bare.slot), head, need)
     native = _native(need, idle, able)
     can_restore = acts and (disk.has_checkpoint or disk.has_head)
-    if native and native.expected_cache_n >= need.prefix_tokens:  # 8
+    is_near = any(b.slot == native.slot and is_within_window(need, b.holds, able) for b in idle) if native else False
+    if native and (native.expected_cache_n >= need.prefix_tokens or is_near):  # 8
         return native
     if edited := _edited(need, ledger, idle, able):
         return edited
@@ -308,8 +309,8 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
     chosen = next((b for b in sharing if choice is not None and b.slot == choice.slot), None)
     if chosen is None or not isinstance(chosen.holds, Talk):
         return None
-    is_near = chosen.holds.is_whole and is_within_window(need, chosen.holds, able)
-    if not (expected := need.prefix_tokens if is_near else _reach(need, chosen.holds, able)):
+    expected = _reach(need, chosen.holds, able) or int(is_within_window(need, chosen.holds, able))
+    if not expected:
         return None
     copies = _copies([b for b in sharing if not _is_given_up(need, b.holds)], able, chosen)
     return Plan(Source.HIT, "conversation_begins_with_prefix", copies, expected, chosen.slot)

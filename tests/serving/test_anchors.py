@@ -10,6 +10,7 @@ from proxy.demo.models import Kind
 from proxy.demo.sessions import Body, next_turn
 from proxy.llama.client import ControlFailed, LlamaClient
 from proxy.serving.history import saved_tokens
+from proxy.slots import anchoring
 from tests.conftest import StartLlama
 from tests.serving.running import Answer, Running, ask_directly, running, sessions
 
@@ -124,6 +125,24 @@ async def test_a_long_first_message_is_not_anchored(start_llama: StartLlama, tok
         proxied.proxy.engine.model.prompt_ms_per_token = 1000 / tokens_s
         await asked(proxied, long)
     assert (tokens_s > 1) == any(told.cache_n + told.prompt_n > 3000 for told in proxied.heard.anchors)
+
+
+async def test_a_window_that_reaches_less_far_is_learned_from(
+    start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a session begins anew in what was thought to be near enough; the next one begins with the anchor."""
+    monkeypatch.setattr(anchoring, "SMALLEST_REACH", 5000)
+    first, second, third = sessions("/a", "/b", "/c")
+    long = [next_turn(body, "done", "word " * 1500) for body in (first, second)]
+    async with running(start_llama("swa", "-np", "1")) as proxied:
+        *_, fooled = await asked(proxied, first, long[0], second)
+        assert fooled.reused < proxied.prefix.n_tokens
+        assert 0 < (proxied.proxy.engine.model.able.window_reach or 0) < 5000
+        await asked(proxied, long[1])
+        before = proxied.heard.prefilled
+        (answer,) = await asked(proxied, third)
+        rest = answer.reused + answer.prefilled - proxied.prefix.n_tokens
+        assert rest + 2 * SLACK >= answer.prefilled + proxied.heard.prefilled - before
 
 
 async def test_what_an_anchor_prefilled_is_not_said_to_be_saved(start_llama: StartLlama) -> None:
