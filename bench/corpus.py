@@ -22,6 +22,8 @@ class Day:
     flags: str
     why: str = ""
     """What it found."""
+    more: int = 0
+    """Tokens by which it is known to cost more than it may."""
 
     def __str__(self) -> str:
         return f"{self.seed}-{self.model}-{self.flags}"
@@ -45,6 +47,15 @@ CORPUS = (
     Day(33, "swa-full", "one", "what had been gone back in was copied, and loaded when its client went back again"),
     Day(33, "hybrid-last", "one", "the same"),
 )
+
+NOT_REACHED = (
+    Day(35, "swa-full", "one", "a slot loaded from host memory has the window only: another install finds less", 867),
+    Day(35, "swa", "default", "the same", 893),
+)
+"""Known to cost more than directly: what is won when a conversation comes back is less than what a later request loses.
+
+No server tells beforehand that its copies have less than its slots.
+"""
 
 
 def random_trace(seed: int) -> Trace:
