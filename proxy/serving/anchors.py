@@ -91,6 +91,8 @@ class Anchors:
             return  # an earlier one of the plan was not there: then this one is as likely gone
         warmed = await self._prefill(ticket, ticket.need, prompt)
         model.ledger.taken(anchor)
+        if not 0 <= warmed.slot < len(model.ledger.slots):
+            return  # a build that doesn't say where: no slot is emptied on a guess
         model.ledger.hold(warmed.slot, anchor)
         if warmed.cache_n < len(prompt) - MARK_SLACK:
             # Host memory had it no more, so it is too small: the others are as likely gone.

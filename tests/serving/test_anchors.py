@@ -1,6 +1,7 @@
 """Anchors on real servers: new sessions and early edits find their beginning, whatever became of the conversation."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,29 @@ async def test_one_that_is_gone_shows_that_there_is_no_room(
         await asked(proxied, later[1])
         assert proxied.proxy.engine.model.able.has_room is False
     assert 1 == len(proxied.heard.anchors)
+
+
+async def test_where_it_is_not_said_which_slot_it_was_none_is_emptied(
+    start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-1 would be the last slot to the server; a conversation could be in it."""
+    first, *later = turns(sessions("/a")[0], 3)
+    async with running(start_llama("swa", "-np", "1")) as proxied:
+        await asked(proxied, first, later[0], TITLE)
+        real, emptied = LlamaClient.prefill, list[int]()
+
+        async def silent(client: LlamaClient, *told: Any) -> Any:
+            return replace(await real(client, *told), slot=-1)
+
+        async def noted(client: LlamaClient, slot: int, *told: Any) -> None:
+            emptied.append(slot)
+
+        monkeypatch.setattr(LlamaClient, "prefill", silent)
+        monkeypatch.setattr(LlamaClient, "displace", noted)
+        monkeypatch.setattr(LlamaClient, "erase", noted)
+        answer = await proxied.ask(later[1])
+    assert 200 == answer.status
+    assert -1 not in emptied
 
 
 async def test_a_client_that_leaves_meanwhile_leaves_nothing_false(
