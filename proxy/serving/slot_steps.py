@@ -13,6 +13,9 @@ from proxy.serving.context import Context, PlanBroken
 from proxy.slots.holding import Holding, Need, Nothing, Prefix
 from proxy.slots.prediction import Choice, loaded
 
+MOST_LET_GO = 64
+"""Tokens that are let go at most: a copy waits for what the server does for others, and seems to take longer then."""
+
 
 class SlotSteps:
     """Copies and empties slots, for one context."""
@@ -40,7 +43,8 @@ class SlotSteps:
         model = self._context.model
         model.copy_ms = min(model.copy_ms or took_ms, took_ms)
         if model.prompt_ms_per_token:
-            model.able = replace(model.able, copy_tokens=int(model.copy_ms / model.prompt_ms_per_token))
+            copy_tokens = min(MOST_LET_GO, int(model.copy_ms / model.prompt_ms_per_token))
+            model.able = replace(model.able, copy_tokens=copy_tokens)
 
     async def clear(self, slot: int, auth: Auth) -> None:
         """Empty a slot: erase it, or overwrite it with one token where slot actions are off: then it is copied, too."""
