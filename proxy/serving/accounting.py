@@ -110,8 +110,9 @@ class Accounting:
         if is_overwritten(need, ticket.before):
             ledger.copied(copy)  # the slot was freed just then, and the server did not look any farther
             return
+        slack = 0 if self._context.model.able.rolls_back else MARK_SLACK
         # A model that can't roll back went on from a checkpoint some tokens before what it shares with the one loaded.
-        others = [talk for talk in ledger.copies.values() if (share(need, talk) or 0) <= cache_n + MARK_SLACK]
+        others = [talk for talk in ledger.copies.values() if (share(need, talk) or 0) <= cache_n + slack]
         if (other := loaded(need, ticket.before, others)) is not None:
             ledger.taken(other)
 
@@ -164,7 +165,7 @@ class Accounting:
             inputs=visit.inputs,
             is_whole=is_whole,
             is_marked=marked,
-            is_changed=_is_changed(ticket),
+            is_changed=not self._context.model.able.rolls_back and _is_changed(ticket),
             # After an anchor it is the anchor that can be gone back in.
             is_first=not visit.has_past and not ticket.n_anchored and _stood_at_prefix_end(ticket),
         )

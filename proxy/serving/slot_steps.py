@@ -61,7 +61,7 @@ class SlotSteps:
                 await self.seen_again(slot, auth)
                 return
         await model.client.displace(slot, self._fresh_token(), auth, settings.warm_timeout)
-        if model.able.keeps_copies:
+        if model.able.keeps_copies and not model.able.rolls_back:
             model.ledger.copied(model.ledger.slots[slot].holds)
         model.ledger.hold(slot, Prefix("", 1))
         await self.seen_again(slot, auth)

@@ -229,7 +229,7 @@ def _resume(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], talk: Talk, 
     # Copied, such a slot would have the copy removed that is wanted; and the server would have overwritten its end.
     emptied = [Clear(b.slot) for b in further]
     copied = [b for b in in_the_way if b not in further]
-    steps = (*emptied, *_moved_out(need, copied, idle, able), *_discarded(talk, need, ledger, copied))
+    steps = (*emptied, *_moved_out(need, copied, idle, able), *_discarded(talk, need, ledger, copied, able))
     return Plan(Source.RESUME, "host_memory_holds_conversation", steps, talk.prefix_tokens)
 
 
@@ -245,13 +245,15 @@ def _edited(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabi
     ):
         return None
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
-    steps = (*_moved_out(need, in_the_way, idle, able), *_discarded(talk, need, ledger, in_the_way))
+    steps = (*_moved_out(need, in_the_way, idle, able), *_discarded(talk, need, ledger, in_the_way, able))
     return Plan(Source.RESUME, "host_memory_holds_edited_conversation", steps, need.prefix_tokens)
 
 
-def _discarded(talk: Talk, need: Need, ledger: Ledger, copied: Sequence[SlotBelief]) -> tuple[Step, ...]:
+def _discarded(
+    talk: Talk, need: Need, ledger: Ledger, copied: Sequence[SlotBelief], able: Capabilities
+) -> tuple[Step, ...]:
     """Anchors that would be loaded in the place of this copy; `copied` come to host memory before."""
-    talks = [b.holds for b in copied if isinstance(b.holds, Talk) and not _is_given_up(need, b.holds)]
+    talks = [b.holds for b in copied if isinstance(b.holds, Talk) and not _is_given_up(need, b.holds, able)]
     return tuple(Discard(anchor) for anchor in in_its_way(talk, need, [*ledger.copies.values(), *talks]))
 
 
@@ -262,7 +264,7 @@ def _moved_out(
 
     Copied, it could be loaded in the place of what the request leaves behind, when its client goes back once more.
     """
-    left = [b for b in beliefs if _is_given_up(need, b.holds)]
+    left = [b for b in beliefs if _is_given_up(need, b.holds, able)]
     emptied, others = tuple(Clear(b.slot) for b in left), [b for b in beliefs if b not in left]
     if not able.clears_idle:
         return (*emptied, *(step for b in others for step in (*_copies([b], able), Clear(b.slot))))
@@ -273,8 +275,8 @@ def _moved_out(
     return (*emptied, Copy(empty.slot)) if empty else (Copy(others[0].slot), Clear(others[0].slot))
 
 
-def _is_given_up(need: Need, holding: Holding) -> bool:
-    return goes_back_in(need, holding) and is_overwritten(need, holding)
+def _is_given_up(need: Need, holding: Holding, able: Capabilities) -> bool:
+    return not able.rolls_back and goes_back_in(need, holding) and is_overwritten(need, holding)
 
 
 def _aside(need: Need, kept: SlotBelief, idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
@@ -297,10 +299,7 @@ def _copies(beliefs: Sequence[SlotBelief], able: Capabilities, kept: SlotBelief 
 
 
 def _is_let_go(holding: Holding, able: Capabilities) -> bool:
-    if not isinstance(holding, Talk):
-        return False
-    stays = holding.prefix_tokens if able.rolls_back else 0
-    return holding.n_tokens - stays < able.copy_tokens
+    return isinstance(holding, Talk) and not able.rolls_back and holding.n_tokens < able.copy_tokens
 
 
 def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
@@ -312,7 +311,7 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
     expected = _reach(need, chosen.holds, able) or int(is_within_window(need, chosen.holds, able))
     if not expected:
         return None
-    copies = _copies([b for b in sharing if not _is_given_up(need, b.holds)], able, chosen)
+    copies = _copies([b for b in sharing if not _is_given_up(need, b.holds, able)], able, chosen)
     return Plan(Source.HIT, "conversation_begins_with_prefix", copies, expected, chosen.slot)
 
 

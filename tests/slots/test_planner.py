@@ -541,11 +541,9 @@ def test_what_is_prefilled_sooner_than_it_is_copied_is_let_go(copy_tokens: int, 
     assert (is_copied, Clear(0)) == (Copy(0) in resumed, resumed[-1])
 
 
-def test_of_what_rolls_back_the_prefix_is_not_lost() -> None:
-    """It is there for whoever comes back; a conversation that was not seen is always copied."""
-    able = replace(ABLE, copy_tokens=50)
-    assert Copy(0) not in plan(FIRST, ledger(talk("x", "Q")), able).steps
-    assert Copy(0) in plan(FIRST, ledger(Unknown(5)), able).steps
+def test_what_rolls_back_or_was_not_seen_is_always_copied() -> None:
+    assert Copy(0) in plan(FIRST, ledger(talk("x", "Q")), replace(ABLE, copy_tokens=500)).steps
+    assert Copy(0) in plan(FIRST, ledger(Unknown(5)), replace(NO_ROLLBACK, copy_tokens=500)).steps
 
 
 @pytest.mark.parametrize(
@@ -559,7 +557,8 @@ def test_what_its_client_has_given_up_is_let_go(letters: str, held: str, is_copi
     What is gone back in by more than half the server copies by itself.
     """
     made = ledger(talk(held, is_marked=True))
-    assert is_copied == (Copy(0) in plan(need(letters, has_past=True), made, ABLE).steps)
+    assert is_copied == (Copy(0) in plan(need(letters, has_past=True), made, NO_ROLLBACK).steps)
+    assert Copy(0) in plan(need(letters, has_past=True), made, ABLE).steps
 
 
 def test_it_is_emptied_without_a_copy_where_host_memory_has_the_rest() -> None:
