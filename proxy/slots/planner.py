@@ -145,8 +145,10 @@ def _give_prefix(
         return native
     if edited := _edited(need, ledger, idle, able):
         return edited
-    if not can_restore and (found := _kept(need, ledger, idle, able) or native):
-        return found
+    if not can_restore and (kept := _kept(need, ledger, idle, able)):
+        return kept
+    if native and not can_restore:
+        return _first_turn(need, ledger, idle, able) or native
     for key, n_tokens, is_there in (  # 9
         (need.head_key, need.head_tokens, disk.has_head),
         (need.prefix_key, need.prefix_tokens, disk.has_checkpoint),
@@ -316,34 +318,40 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
 
 
 def _kept(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
-    """The prefix in host memory, in the place of a later turn in the slot that the server would choose: in that one it
-    can't go back to the prefix's end.
+    """The prefix's anchor in host memory, unless a slot serves as well; it is asked for by what no other entry has."""
+    anchor = anchor_of(need.prefix_key, ledger)
+    if anchor is None or any(_begins_right(b.holds, need, able) for b in idle):
+        return None
+    return _from_host_memory(anchor, need, idle, able, Keep(need.prefix_key))
 
-    It is in an anchor, which is asked for by what no other entry has; or in the first turn of a conversation, if that
-    is what the server would load. This one loses what followed, so not where that is more than what is won.
+
+def _first_turn(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
+    """A conversation's first turn in host memory, in the place of a later one in the slot that the server would choose.
+
+    The server can go back in it to the prefix's end, in the other one not. It loses what followed, so not where that is
+    more than what is won.
     """
-    slots = [belief.holds for belief in idle if isinstance(belief.holds, Talk)]
-    if not able.keeps_copies or any(_begins_right(talk, need, able) for talk in slots):
+    talks = [belief.holds for belief in idle if isinstance(belief.holds, Talk)]
+    if not able.keeps_copies or any(_begins_right(talk, need, able) for talk in talks):
         return None
-    anchor, first = anchor_of(need.prefix_key, ledger), loaded(need, Nothing(), [*ledger.copies.values(), *slots])
-    if anchor is None and not (first is not None and _is_short_first_turn(first, need)):
+    first = loaded(need, Nothing(), [*ledger.copies.values(), *talks])
+    if first is None or not first.is_first or first.prefix_key != need.prefix_key:
         return None
-    steps = _moved_out(need, [b for b in idle if share(need, b.holds) != 0], idle, able)
-    if anchor is not None:
-        steps = (*steps, Keep(need.prefix_key))
-    reach = max(1, need.prefix_tokens - CHECKPOINT_SLACK)
-    return Plan(Source.HIT, "host_memory_begins_with_prefix", steps, reach)
+    if first.n_tokens - need.prefix_tokens >= CHECKPOINT_DISTANCE:
+        return None
+    return _from_host_memory(first, need, idle, able)
 
 
-def _begins_right(talk: Talk, need: Need, able: Capabilities) -> bool:
+def _from_host_memory(copy: Talk, need: Need, idle: Sequence[SlotBelief], able: Capabilities, *more: Step) -> Plan:
+    steps = (*_moved_out(need, [b for b in idle if share(need, b.holds) != 0], idle, able), *more)
+    return Plan(Source.HIT, "host_memory_begins_with_prefix", steps, _reach(need, copy, able))
+
+
+def _begins_right(held: Holding, need: Need, able: Capabilities) -> bool:
     """Whether the server can go back to the prefix's end in what this slot holds."""
-    has_prefix = bool(talk.prefix_key) and talk.prefix_key == need.prefix_key
-    return has_prefix and (talk.is_first or is_within_window(need, talk, able))
-
-
-def _is_short_first_turn(talk: Talk, need: Need) -> bool:
-    is_short = talk.n_tokens - need.prefix_tokens < CHECKPOINT_DISTANCE
-    return is_short and talk.is_first and talk.is_whole and talk.prefix_key == need.prefix_key
+    if not isinstance(held, Talk) or not held.prefix_key or held.prefix_key != need.prefix_key:
+        return False
+    return held.is_first or is_within_window(need, held, able)
 
 
 def _reach(need: Need, talk: Talk, able: Capabilities) -> int:

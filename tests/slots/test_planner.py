@@ -458,6 +458,16 @@ def test_a_prefix_that_a_busy_slot_holds_is_not_built_again_beside_it() -> None:
     assert (Source.NONE, "prefix_in_busy_slot") == (told.source, told.reason)
 
 
+def test_no_first_turn_is_made_to_be_taken_where_no_slot_would_be_gone_back_in() -> None:
+    """It would lose what followed, and its client is still there: beside a busy slot nothing is prepared."""
+    begun = replace(talk("ay", is_marked=True), is_first=True)
+    for able in (ABLE, NO_ROLLBACK):
+        made = ledger(talk("ax"), Nothing(), talk("z", "Q"), busy=(0,))
+        made.copied(begun)
+        told = plan(FIRST, made, able)
+        assert ("prefix_in_busy_slot", False) == (told.reason, any(isinstance(step, Clear) for step in told.steps))
+
+
 def test_a_prefix_nobody_has_is_prefilled_and_saved() -> None:
     """The request would have prefilled it anyway."""
     told = plan(FIRST, ledger(Nothing(), Nothing()), ABLE, Disk(may_save=True))
