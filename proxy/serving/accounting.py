@@ -180,8 +180,8 @@ class Accounting:
         model = self._context.model
         self._context.report.claim_failed(ticket, reason)
         if ticket.plan.source is Source.RESUME:
-            if ticket.plan.reason == "host_memory_holds_conversation":
-                self._has_no_room()
+            if ticket.plan.reason == "host_memory_holds_conversation":  # nobody can have changed that one
+                model.ran_out_of_room()
             model.failed_resumes += 1
             if model.failed_resumes >= FAILED_RESUMES:
                 model.ledger.copies.clear()
@@ -207,13 +207,6 @@ class Accounting:
         if figures.cache_n < need.prefix_tokens - MARK_SLACK and before.prefix_key == need.prefix_key:
             too_far = before.n_tokens - (share(need, before) or 0)
             model.able = replace(model.able, window_reach=max(0, too_far - 1))
-
-    def _has_no_room(self) -> None:
-        """Host memory has lost a conversation that nobody can have changed: older anchors are as likely gone."""
-        model = self._context.model
-        model.able = replace(model.able, has_room=False)
-        for talk in [talk for talk in model.ledger.copies.values() if talk.is_anchor]:
-            model.ledger.taken(talk)
 
     def _learn_rate(self, ticket: Ticket) -> None:
         figures = ticket.figures

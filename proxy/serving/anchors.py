@@ -4,20 +4,18 @@ What they are good for stands in `slots.anchoring`. Where such a prompt goes on 
 the server leaves in-memory checkpoints; there it goes back to for whatever differs in the last token.
 """
 
-import asyncio
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.llama.client import ControlFailed
 from proxy.llama.renderer import whole_prompt
 from proxy.llama.replies import Warmed
 from proxy.serving.context import Context, PlanBroken
-from proxy.serving.slot_steps import SlotSteps
+from proxy.serving.slot_steps import SlotSteps, unknown_if_broken_off
 from proxy.serving.ticket import Ticket
 from proxy.slots.anchoring import of_prefix
-from proxy.slots.holding import BYTES_PER_TOKEN, Need, Talk, Unknown, only_prefix
-from proxy.slots.prediction import MARK_SLACK, choose
+from proxy.slots.holding import BYTES_PER_TOKEN, Need, Talk, only_prefix
+from proxy.slots.prediction import MARK_SLACK, Choice, choose
 
 MOST_S = 2.0
 """A prompt that takes longer is left alone: its client would wait for its headers meanwhile."""
@@ -59,7 +57,8 @@ class Anchors:
         first = prefix.tokens[0]  # begins a prompt, and so goes on from none
         if self._context.model.able.is_windowed and anchor.name not in self._context.model.ledger.copies:
             # A window that comes back from a checkpoint can't be gone back in to where that lies, only behind it.
-            await self._prefill(ticket, asked, [*prefix.tokens[:-BEHIND], first])
+            expected = choose(asked, self._context.model.ledger.idle())
+            await self._prefill(ticket, expected, [*prefix.tokens[:-BEHIND], first])
         await self._leave(ticket, asked, [*prefix.tokens, first], anchor)
 
     async def anchor(self, ticket: Ticket) -> None:
@@ -89,36 +88,28 @@ class Anchors:
         model = self._context.model
         if (prompt := self._prompts.get(anchor.name)) is None or anchor.name not in model.ledger.copies:
             return  # an earlier one of the plan was not there: then this one is as likely gone
-        warmed = await self._prefill(ticket, ticket.need, prompt)
+        warmed = await self._prefill(ticket, choose(ticket.need, model.ledger.idle()), prompt)
         model.ledger.taken(anchor)
         if not 0 <= warmed.slot < len(model.ledger.slots):
             return  # a build that doesn't say where: no slot is emptied on a guess
         model.ledger.hold(warmed.slot, anchor)
         if warmed.cache_n < len(prompt) - MARK_SLACK:
-            # Host memory had it no more, so it is too small: the others are as likely gone.
-            model.able = replace(model.able, has_room=False)
-            for talk in [talk for talk in model.ledger.copies.values() if talk.is_anchor]:
-                model.ledger.taken(talk)
+            model.ran_out_of_room()
         await self._steps.clear(warmed.slot, ticket.visit.auth)
 
     async def _leave(self, ticket: Ticket, asked: Need, prompt: Sequence[int], anchor: Talk) -> None:
         expected = choose(asked, self._context.model.ledger.idle())
-        warmed = await self._prefill(ticket, asked, prompt)
+        warmed = await self._prefill(ticket, expected, prompt)
         slot = await self._steps.prefilled(asked, expected, warmed, anchor, ticket.visit.auth)
         await self._steps.copy(slot, ticket.visit.auth)
         copies = self._context.model.ledger.copies
         self._prompts = {name: kept for name, kept in self._prompts.items() if name in copies}
         self._prompts[anchor.name] = array("i", prompt)
 
-    async def _prefill(self, ticket: Ticket, asked: Need, prompt: Sequence[int]) -> Warmed:
+    async def _prefill(self, ticket: Ticket, expected: Choice | None, prompt: Sequence[int]) -> Warmed:
         model = self._context.model
-        expected = choose(asked, model.ledger.idle())
-        try:
+        with unknown_if_broken_off(model.ledger, expected):
             warmed = await model.client.prefill(prompt, ticket.visit.auth, self._context.settings.warm_timeout)
-        except (ControlFailed, asyncio.CancelledError):
-            if expected is not None:
-                model.ledger.hold(expected.slot, Unknown())
-            raise
         self._context.report.anchored(warmed.slot, warmed)
         ticket.n_anchored += warmed.prompt_n
         return warmed

@@ -12,16 +12,16 @@ import asyncio
 import time
 from collections.abc import Coroutine
 
-from proxy.llama.client import Auth, ControlFailed
+from proxy.llama.client import Auth
 from proxy.llama.replies import Warmed
 from proxy.serving.anchors import Anchors
 from proxy.serving.checkpoint_steps import CheckpointSteps
 from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix
 from proxy.serving.neighbours import Neighbours
-from proxy.serving.slot_steps import SlotSteps
+from proxy.serving.slot_steps import SlotSteps, unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Unknown, only_prefix
+from proxy.slots.holding import only_prefix
 from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Restore, Save, Step, Warm, nothing
 from proxy.slots.prediction import choose
 
@@ -133,12 +133,8 @@ class Executor:
         model, report = self._context.model, self._context.report
         expected = choose(ticket.need, model.ledger.idle())
         report.warming(prefix.n_tokens, expected.slot if expected else -1)
-        try:
+        with unknown_if_broken_off(model.ledger, expected):
             warmed = await self._prefill(prefix, ticket.visit.auth)
-        except (ControlFailed, asyncio.CancelledError):
-            if expected is not None:
-                model.ledger.hold(expected.slot, Unknown())
-            raise
         report.warmed(warmed.slot, warmed)
         need = only_prefix(ticket.need, prefix.key, prefix.n_tokens)
         held = prefix.held(warmed.prompt_n + warmed.cache_n)

@@ -130,6 +130,12 @@ class Model:
         self.prompt_ms_per_token = prompt_ms_per_token
         self.was_probed = True
 
+    def ran_out_of_room(self) -> None:
+        """Host memory has lost what was copied there: it is too small for anchors, and they are as likely gone."""
+        self.able = replace(self.able, has_room=False)
+        for talk in [talk for talk in self.ledger.copies.values() if talk.is_anchor]:
+            self.ledger.taken(talk)
+
     def remember(self, rendering: str, prefix: ExactPrefix) -> None:
         """Keep an exact prefix; the least recently used go."""
         self.prefixes[rendering] = prefix

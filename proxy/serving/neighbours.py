@@ -19,8 +19,9 @@ from dataclasses import replace
 from proxy.llama.client import ControlFailed
 from proxy.llama.renderer import whole_prompt
 from proxy.serving.context import Context
+from proxy.serving.slot_steps import unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Talk, Unknown, continues_talk, share
+from proxy.slots.holding import Talk, continues_talk, share
 from proxy.slots.ledger import SlotBelief
 from proxy.slots.plan import Source
 from proxy.slots.prediction import choose, is_from
@@ -102,13 +103,9 @@ class Neighbours:
         # One only: a later one would move away again what has just come back.
         ahead = context.spawn(self._push_and_look(ticket))
         await asyncio.sleep(HEAD_START_S)
-        try:
+        with unknown_if_broken_off(ledger, expected):
             limit_s = context.settings.warm_timeout
             warmed = await context.model.client.prefill(tokens, ticket.visit.auth, limit_s)
-        except (ControlFailed, asyncio.CancelledError):
-            if expected is not None:
-                ledger.hold(expected.slot, Unknown())
-            raise
         await ahead
         context.report.warmed(warmed.slot, warmed)
         await self._account_of(warmed.slot)

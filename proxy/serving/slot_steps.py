@@ -3,18 +3,33 @@
 Each is entered into the ledger when the server has done it.
 """
 
+import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 
 from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.replies import Warmed
 from proxy.serving.context import Context, PlanBroken
-from proxy.slots.holding import Holding, Need, Nothing, Prefix
+from proxy.slots.holding import Holding, Need, Nothing, Prefix, Unknown
+from proxy.slots.ledger import Ledger
 from proxy.slots.prediction import Choice, loaded
 
 MOST_LET_GO = 64
 """Tokens that are let go at most: a copy waits for what the server does for others, and seems to take longer then."""
+
+
+@contextmanager
+def unknown_if_broken_off(ledger: Ledger, expected: Choice | None) -> Iterator[None]:
+    """Of a slot whose prompt failed or was given up nobody knows what it holds."""
+    try:
+        yield
+    except (ControlFailed, asyncio.CancelledError):
+        if expected is not None:
+            ledger.hold(expected.slot, Unknown())
+        raise
 
 
 class SlotSteps:

@@ -23,8 +23,8 @@ the numbers stand again at the branches.
  7. an idle slot holds exactly the prefix: move aside whoever shares more, forward (`hit`).
  8. an idle slot's conversation begins with the prefix and can be gone back in, at least to a mark near its end: copy
     it, forward (`hit`), unless a restore gives more; likewise one in host memory that the request goes back in
-    (`resume`). In a later turn of a conversation the server can't go back to the prefix's end: where host memory has a
-    first turn that it would load, it is made to.
+    (`resume`). Where none can be gone back in to the prefix's end and host memory has the prefix's anchor, that is
+    loaded; or else, for a later turn of a conversation in that slot, the first turn of one that it would load.
  9. a checkpoint exists: copy and clear what shares the prefix, restore, forward (`restore`).
 10. the prefix is in a slot that is busy, and nothing is to be saved, or the request is in mid-conversation: whoever
     builds it now does so in its own request anyway. Forward.
@@ -32,7 +32,7 @@ the numbers stand again at the branches.
     anyway, and it may never come again. Forward.
 12. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
 13. a conversation in host memory begins with the prefix: the server takes that one for it, as it would without us.
-    Forward; a warm-up would take it just the same. For an anchor, slots that it would overwrite instead make room.
+    Forward; a warm-up would take it just the same.
 14. the model can't roll back, nothing is saved, there can be no anchor, and the request leaves an in-memory checkpoint
     of its own within the prefix that outlives its later turns. One that a warm-up left instead would lie farther back
     by all that follows the prefix here. Forward; with the second such session the prefix is prefilled from there on

@@ -36,7 +36,7 @@ async def test_a_copy_that_had_to_wait_costs_no_conversation(
         await asyncio.sleep(0.5)
 
     monkeypatch.setattr(LlamaClient, "copy", slow)
-    async with running(start_llama("dense", "-np", "1")) as proxied:
+    async with running(start_llama("hybrid", "-np", "1")) as proxied:
         first, second, third = sessions("/a", "/b", "/c")
         for body in (first, {**second, "tools": []}, first, third):
             await proxied.ask(body)
