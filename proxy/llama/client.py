@@ -129,14 +129,21 @@ class LlamaClient:
         return tokens
 
     async def prefill(
-        self, tokens: Sequence[int], auth: Auth, timeout_s: float, progressed: Callable[[int], None] | None = None
+        self,
+        tokens: Sequence[int],
+        auth: Auth,
+        timeout_s: float,
+        progressed: Callable[[int], None] | None = None,
+        *,
+        is_anew: bool = False,
     ) -> Warmed:
-        """Have a prompt of exactly these tokens prefilled, in the slot that the server chooses.
+        """Have a prompt of exactly these tokens prefilled, in the slot that the server chooses; `is_anew`, all of it.
 
         Streamed with progress: only then does the server notice, within a batch, that we have gone.
         """
         body = {
             **self._completion(tokens),
+            "cache_prompt": not is_anew,
             "stream": True,
             "return_progress": True,
         }

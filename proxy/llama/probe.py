@@ -68,6 +68,8 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
         keeps_copies=await trial.keeps_copies(),
         rolls_back=await trial.rolls_back(others),
     )
+    if able.truncates:
+        able = replace(able, copies_roll_back=False)
     if not able.rolls_back:
         mark_distance, is_windowed = await trial.marks(others)
         able = replace(able, mark_distance=mark_distance, is_windowed=is_windowed)

@@ -13,10 +13,11 @@ from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
 from proxy.slots.anchoring import is_within_window
-from proxy.slots.holding import Holding, Nothing, Talk, Unknown, continues_talk, share
+from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown, continues_talk, share
 from proxy.slots.ledger import LENGTH_TOLERANCE, Look
 from proxy.slots.plan import Restore, Source
-from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, loaded
+from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, keeps_half, loaded
+from proxy.slots.truncation import whole_after
 from proxy.slots.verdict import judge
 
 FAILED_RESUMES = 3
@@ -38,7 +39,9 @@ class Accounting:
         if ticket.plan.slot is not None:
             self._context.report.predicted(ticket, slot)
         ticket.before = old = ledger.slots[slot].holds
-        is_copied = choice is not None and choice.slot == slot and choice.copies
+        # In a short prompt the tokens that all prompts begin with can make the server choose a slot that we did not.
+        is_expected = choice is not None and choice.slot == slot
+        is_copied = choice.copies if choice is not None and is_expected else not keeps_half(ticket.need, old)
         if self._context.model.able.keeps_copies and is_copied:
             ledger.copied(old)
         if continues_talk(ticket.need, old) and isinstance(old, Talk):
@@ -105,7 +108,12 @@ class Accounting:
     def _enter_loaded(self, ticket: Ticket, cache_n: int) -> None:
         """Where less was reused than the copy has that was to be loaded, it was not: it is gone, or still there."""
         copy, need, ledger = ticket.loaded, ticket.need, self._context.model.ledger
-        if copy is None or not continues_talk(need, copy) or is_from(copy, cache_n):
+        if copy is None or not continues_talk(need, copy):
+            return
+        if is_from(copy, cache_n):
+            if (anchor := self._anchor_instead(copy, need, cache_n)) is not None:
+                ledger.copied(copy)
+                ledger.taken(anchor)
             return
         if is_overwritten(need, ticket.before):
             ledger.copied(copy)  # the slot was freed just then, and the server did not look any farther
@@ -115,6 +123,13 @@ class Accounting:
         others = [talk for talk in ledger.copies.values() if (share(need, talk) or 0) <= cache_n + slack]
         if (other := loaded(need, ticket.before, others)) is not None:
             ledger.taken(other)
+
+    def _anchor_instead(self, copy: Talk, need: Need, cache_n: int) -> Talk | None:
+        """The anchor that was loaded in a copy's place, as more of it was kept: the answer had come back changed."""
+        able, copies = self._context.model.able, self._context.model.ledger.copies.values()
+        if not able.rolls_back or copy.is_anchor or cache_n >= copy.n_prompt:
+            return None
+        return next((talk for talk in copies if talk.is_anchor and share(need, talk) == cache_n), None)
 
     def _learn(self, ticket: Ticket, figures: Figures) -> None:
         """What the figures say of our rendering and of what was claimed."""
@@ -140,7 +155,7 @@ class Accounting:
                 self._context.store.used(key, name)
 
     def _outcome(self, ticket: Ticket, seen: Look | None) -> Talk | Unknown:
-        figures, need, visit = ticket.figures, ticket.need, ticket.visit
+        figures, need, visit, able = ticket.figures, ticket.need, ticket.visit, self._context.model.able
         if not visit.chain or visit.request is None or not visit.may_prepare:
             return Unknown(seen.n_tokens if seen else 0)
         if seen is not None and ticket.seen is not None and seen.task != ticket.seen.task:
@@ -165,10 +180,22 @@ class Accounting:
             inputs=visit.inputs,
             is_whole=is_whole,
             is_marked=marked,
-            is_changed=not self._context.model.able.rolls_back and _is_changed(ticket),
+            is_changed=self._is_changed(ticket),
+            whole=whole_after(ticket.before, ticket.loaded, (figures.cache_n if figures else None) or 0, able),
             # After an anchor it is the anchor that can be gone back in.
             is_first=not visit.has_past and not ticket.n_anchored and _stood_at_prefix_end(ticket),
         )
+
+    def _is_changed(self, ticket: Ticket) -> bool:
+        """Whether its client sends answers back changed, so far as that matters on this model."""
+        model = self._context.model
+        if model.able.goes_back_freely:
+            return False
+        changed = _came_back_changed(ticket)
+        if changed is not None:
+            model.answers_change = changed
+        # Where going back is worse than beginning anew, one client's way is taken for that of all.
+        return bool(changed) or _was_changed(ticket) or (model.able.truncates and model.answers_change)
 
     def _was_marked(self, ticket: Ticket) -> bool:
         if ticket.plan.source not in (Source.CONTINUE, Source.RESUME) or ticket.slot is None:
@@ -187,7 +214,8 @@ class Accounting:
                 model.ledger.copies.clear()
             return
         if ticket.plan.reason == "host_memory_begins_with_prefix" and model.able.rolls_back:
-            model.able = replace(model.able, copies_roll_back=False)
+            # Of a dense model one that is gone says nothing of the others.
+            model.able = replace(model.able, copies_roll_back=False if model.able.window != 0 else None)
             return
         model.failed_claims += 1
         model.prefixes.pop(ticket.visit.rendering, None)
@@ -219,14 +247,21 @@ class Accounting:
             self._context.model.prompt_ms_per_token = figures.prompt_ms / figures.prompt_n
 
 
-def _is_changed(ticket: Ticket) -> bool:
-    """Whether the answer of the turn before came back changed, or an earlier one did."""
+def _came_back_changed(ticket: Ticket) -> bool | None:
+    """Whether the answer of the turn before came back changed; None where that can't be told."""
     before = ticket.before if continues_talk(ticket.need, ticket.before) else ticket.loaded
     reused = ticket.figures.cache_n if ticket.figures else None
     if not isinstance(before, Talk) or not continues_talk(ticket.need, before) or before.is_anchor:
-        return False
-    has_changed = reused is not None and is_from(before, reused) and reused < before.n_tokens - LENGTH_TOLERANCE
-    return before.is_changed or (before.is_whole and has_changed)
+        return None
+    if reused is None or not before.is_whole or not is_from(before, reused):
+        return None
+    return reused < before.n_tokens - LENGTH_TOLERANCE
+
+
+def _was_changed(ticket: Ticket) -> bool:
+    """Whether an earlier answer of this conversation did."""
+    continued = (one for one in (ticket.before, ticket.loaded) if continues_talk(ticket.need, one or Nothing()))
+    return any(one.is_changed for one in continued if isinstance(one, Talk))
 
 
 def _stood_at_prefix_end(ticket: Ticket) -> bool:

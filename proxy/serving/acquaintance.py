@@ -15,6 +15,7 @@ from http import HTTPStatus
 from proxy.checkpoints.key import temporary_name
 from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.identity import file_identity, model_identity, process
+from proxy.llama.model_file import sliding_window
 from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
 from proxy.llama.probe import probe
 from proxy.serving.adapters import adapters
@@ -195,12 +196,12 @@ class Acquaintance:
             model.process = None
             raise ControlFailed("a router has no slots of its own")
         models, lora = await asyncio.gather(client.models(auth), adapters(client, auth))
-        file = await asyncio.to_thread(file_identity, now.model_path)
+        file, window = await asyncio.to_thread(_look_at_file, now.model_path)
         server_id = self._context.settings.server_id
         identity = model_identity(now, models, lora, server_id=server_id, file=file, wanted=client.model)
         looks = await self._first_looks(auth) if not now.is_sleeping else []
         was_unused = await asyncio.to_thread(is_as_left, self._context.settings.dir, now.marker, looks or ())
-        model.began_process(now, identity, looks, was_unused=was_unused)
+        model.began_process(now, identity, looks, window=window, was_unused=was_unused)
         await self._context.store.met(now.marker)
         model.welcomed(auth)
         model.last_answer = time.monotonic()
@@ -217,3 +218,8 @@ class Acquaintance:
                 raise
             self._context.report.trouble("no_slots", "the server hides its slots (--no-slots): others go unnoticed")
             return None
+
+
+def _look_at_file(path: str) -> tuple[str, int | None]:
+    """What the model's file tells of itself (blocking)."""
+    return file_identity(path), sliding_window(path)

@@ -13,8 +13,7 @@ from proxy.llama.replies import Warmed
 from proxy.serving.context import Context, PlanBroken
 from proxy.serving.slot_steps import SlotSteps, unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.anchoring import of_prefix
-from proxy.slots.holding import BYTES_PER_TOKEN, Need, Talk, only_prefix
+from proxy.slots.holding import BYTES_PER_TOKEN, Need, Talk, of_prefix, only_prefix
 from proxy.slots.prediction import MARK_SLACK, Choice, choose
 
 MOST_S = 2.0

@@ -20,7 +20,7 @@ from proxy.serving.model import ExactPrefix
 from proxy.serving.saving import ADAPTERS, REFUSALS
 from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Nothing, Prefix, Unknown
+from proxy.slots.holding import NOWHERE_CUT, Holding, Nothing, Prefix, Unknown, Whole
 from proxy.slots.ledger import SlotBelief
 from proxy.slots.verdict import GOOD_SHARE
 
@@ -81,7 +81,9 @@ class CheckpointSteps:
             await store.put_aside(prefix.key)
             await self._steps.clear(slot, ticket.visit.auth)
             raise PlanAgain("other_tokens")
-        model.ledger.hold(slot, prefix.held(told.n_tokens), has_run=False)
+        # A sliding window can't be gone back in to before the prefix's end then.
+        whole = Whole(prefix.n_tokens) if model.able.window else NOWHERE_CUT
+        model.ledger.hold(slot, replace(prefix.held(told.n_tokens), whole=whole), has_run=False)
         model.last_answer = time.monotonic()
         self._context.report.restored(name, told, slot)
         await self._steps.seen_again(slot, ticket.visit.auth)
@@ -121,6 +123,7 @@ class CheckpointSteps:
 
     async def _verify(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
         context, model = self._context, self._context.model
+        held = model.ledger.slots[slot].holds
         warmed, logprobs = await self._look_beyond(ticket, prefix)
         if warmed.slot not in (slot, NOT_TOLD):
             # Answered from another slot, so nothing was proven of this one.
@@ -134,7 +137,7 @@ class CheckpointSteps:
             context.store.proven(prefix.key, logprobs)
             model.verified.add(prefix.key)
             model.able = replace(model.able, restores=True)
-            await self._go_back(ticket, slot, prefix, name)
+            await self._go_back(ticket, slot, prefix, name, held)
             return
         if warmed.cache_n < GOOD_SHARE * prefix.n_tokens and not model.able.restores:
             model.able = replace(model.able, restores=False)
@@ -159,13 +162,14 @@ class CheckpointSteps:
         await self._steps.seen_again(found[0].slot, ticket.visit.auth)
         return found
 
-    async def _go_back(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str) -> None:
-        """The slot is one token past the prefix: a model that can't roll back is given the prefix again."""
+    async def _go_back(self, ticket: Ticket, slot: int, prefix: ExactPrefix, name: str, held: Holding) -> None:
+        """The slot is one token past the prefix that it held: a model that can't roll back is given that again."""
         model = self._context.model
         if not model.able.rolls_back:
             await self._read_file(ticket, slot, prefix, name)
             return
-        model.ledger.hold(slot, prefix.held(prefix.n_tokens + 1), has_run=False)
+        whole = held.whole if isinstance(held, Prefix) else NOWHERE_CUT
+        model.ledger.hold(slot, replace(prefix.held(prefix.n_tokens + 1), whole=whole), has_run=False)
 
     async def save(self, ticket: Ticket, key: str) -> None:
         """Write the prefix that a slot holds to a checkpoint; a failure costs the request nothing but the time."""
@@ -227,10 +231,11 @@ class CheckpointSteps:
         if not (model.able.rolls_back or model.able.restores):
             # The slot could not be brought back to the prefix; a restore on this same process will record them.
             return
+        held = model.ledger.slots[slot].holds
         _, logprobs = await self._look_beyond(ticket, prefix)
         store.proven(prefix.key, logprobs)
         model.verified.add(prefix.key)
-        await self._go_back(ticket, slot, prefix, final_name(prefix.key))
+        await self._go_back(ticket, slot, prefix, final_name(prefix.key), held)
 
 
 def _why(error: ControlFailed) -> str:

@@ -21,9 +21,10 @@ from proxy.serving.model import ExactPrefix
 from proxy.serving.neighbours import Neighbours
 from proxy.serving.slot_steps import SlotSteps, unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import only_prefix
+from proxy.slots.holding import Nothing, only_prefix
 from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Restore, Save, Step, Warm, nothing
 from proxy.slots.prediction import choose
+from proxy.slots.truncation import is_spoilt
 
 SILENCE_RESERVE_S = 0.5
 """A warm-up ends this long before the client has waited long enough, so that the server is free again."""
@@ -133,15 +134,17 @@ class Executor:
         model, report = self._context.model, self._context.report
         expected = choose(ticket.need, model.ledger.idle())
         report.warming(prefix.n_tokens, expected.slot if expected else -1)
-        with unknown_if_broken_off(model.ledger, expected):
-            warmed = await self._prefill(prefix, ticket.visit.auth)
-        report.warmed(warmed.slot, warmed)
         need = only_prefix(ticket.need, prefix.key, prefix.n_tokens)
+        held = model.ledger.slots[expected.slot].holds if expected else Nothing()
+        is_anew = is_spoilt(need, held, model.ledger.copies.values(), model.able)
+        with unknown_if_broken_off(model.ledger, expected):
+            warmed = await self._prefill(prefix, ticket.visit.auth, is_anew=is_anew)
+        report.warmed(warmed.slot, warmed)
         held = prefix.held(warmed.prompt_n + warmed.cache_n)
         return await self._slots.prefilled(need, expected, warmed, held, ticket.visit.auth)
 
-    async def _prefill(self, prefix: ExactPrefix, auth: Auth) -> Warmed:
+    async def _prefill(self, prefix: ExactPrefix, auth: Auth, *, is_anew: bool) -> Warmed:
         client, limit_s = self._context.model.client, self._context.settings.warm_timeout
         if prefix.chat_body:
             return await client.prefill_chat(prefix.chat_body, auth, limit_s)
-        return await client.prefill(prefix.tokens, auth, limit_s)
+        return await client.prefill(prefix.tokens, auth, limit_s, is_anew=is_anew)

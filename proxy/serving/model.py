@@ -89,6 +89,8 @@ class Model:
     meeting: asyncio.Lock = field(default_factory=asyncio.Lock)
     renders: bool = True
     """Whether renderings have the server's own token counts."""
+    answers_change: bool = False
+    """Whether the last answer that a client sent back came back changed (without what the model thought, say)."""
     prompt_ms_per_token: float = 0.0
     """Measured on this server; 0 until a prompt of some length was prefilled."""
     copy_ms: float = 0.0
@@ -98,7 +100,13 @@ class Model:
     _salt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     def began_process(
-        self, process: Process, identity: ModelIdentity, looks: list[Look] | None, *, was_unused: bool = False
+        self,
+        process: Process,
+        identity: ModelIdentity,
+        looks: list[Look] | None,
+        *,
+        window: int | None = None,
+        was_unused: bool = False,
     ) -> None:
         """Another server process: believe nothing of the earlier one."""
         is_other_model = self.identity is not None and self.identity != identity
@@ -108,7 +116,9 @@ class Model:
         if is_other_model:
             self.prefixes.clear()
         self.renders = True
-        self.able = Capabilities(total_slots=process.total_slots, n_ctx=process.n_ctx, shows_slots=looks is not None)
+        self.able = Capabilities(
+            total_slots=process.total_slots, n_ctx=process.n_ctx, window=window, shows_slots=looks is not None
+        )
         self.verified.clear()
         self.displacing.clear()
         self.copy_ms = 0.0
@@ -126,7 +136,9 @@ class Model:
     def take_up(self, able: Capabilities, prompt_ms_per_token: float) -> None:
         """What this very process was found to do before; how it is used now is another matter."""
         now = self.able
-        self.able = replace(able, total_slots=now.total_slots, n_ctx=now.n_ctx, shows_slots=now.shows_slots)
+        self.able = replace(
+            able, total_slots=now.total_slots, n_ctx=now.n_ctx, window=now.window, shows_slots=now.shows_slots
+        )
         self.prompt_ms_per_token = prompt_ms_per_token
         self.was_probed = True
 

@@ -21,10 +21,11 @@ from proxy.llama.renderer import whole_prompt
 from proxy.serving.context import Context
 from proxy.serving.slot_steps import unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Talk, continues_talk, share
+from proxy.slots.holding import Nothing, Talk, continues_talk, share
 from proxy.slots.ledger import SlotBelief
 from proxy.slots.plan import Source
 from proxy.slots.prediction import choose, is_from
+from proxy.slots.truncation import whole_after
 
 ENDS_S = 0.25
 """How long the end of an answer may take to come here after its slot is free; a slower reader isn't awaited."""
@@ -112,7 +113,8 @@ class Neighbours:
         ledger.taken(talk)
         if is_from(talk, warmed.cache_n):
             ledger.copied(ledger.slots[warmed.slot].holds)  # loaded, and so what stood there was moved away before
-        ledger.hold(warmed.slot, replace(talk, n_tokens=warmed.cache_n + warmed.prompt_n))
+        whole = whole_after(Nothing(), talk, warmed.cache_n, context.model.able)
+        ledger.hold(warmed.slot, replace(talk, n_tokens=warmed.cache_n + warmed.prompt_n, whole=whole))
 
     async def _account_of(self, slot: int) -> None:
         """Let a neighbour that has just left this slot tell what it left there."""

@@ -13,9 +13,10 @@ from http import HTTPStatus
 from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.replies import Warmed
 from proxy.serving.context import Context, PlanBroken
-from proxy.slots.holding import Holding, Need, Nothing, Prefix, Unknown
+from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown
 from proxy.slots.ledger import Ledger
 from proxy.slots.prediction import Choice, loaded
+from proxy.slots.truncation import whole_after
 
 MOST_LET_GO = 64
 """Tokens that are let go at most: a copy waits for what the server does for others, and seems to take longer then."""
@@ -76,7 +77,7 @@ class SlotSteps:
                 await self.seen_again(slot, auth)
                 return
         await model.client.displace(slot, self._fresh_token(), auth, settings.warm_timeout)
-        if model.able.keeps_copies and not model.able.rolls_back:
+        if model.able.keeps_copies and not model.able.goes_back_freely:
             model.ledger.copied(model.ledger.slots[slot].holds)
         model.ledger.hold(slot, Prefix("", 1))
         await self.seen_again(slot, auth)
@@ -86,13 +87,15 @@ class SlotSteps:
         model = self._context.model
         ledger = model.ledger
         slot = warmed.slot if 0 <= warmed.slot < len(ledger.slots) else (expected.slot if expected else 0)
+        before, spent = ledger.slots[slot].holds, None
         if model.able.keeps_copies:
-            before = ledger.slots[slot].holds
             # A prompt of ours may load a conversation from host memory like any other, and what it loads is gone there.
             if (spent := loaded(need, before, ledger.copies.values())) is not None:
                 ledger.taken(spent)
             if expected is not None and expected.slot == slot and expected.copies:
                 ledger.copied(before)
+        if isinstance(held, Prefix | Talk):
+            held = replace(held, whole=whole_after(before, spent, warmed.cache_n, model.able))
         ledger.hold(slot, held)
         if warmed.prompt_n >= self._context.settings.min_prefix_tokens:
             model.prompt_ms_per_token = warmed.prompt_ms / warmed.prompt_n

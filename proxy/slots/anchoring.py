@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from proxy.request.conversation import shared_messages
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Need, Nothing, Talk, share
+from proxy.slots.holding import Holding, Need, Nothing, Talk, is_truncated, of_prefix, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Anchor, Keep, Step
-from proxy.slots.prediction import CHECKPOINT_STEP, LAST_TURN, loaded
+from proxy.slots.prediction import CHECKPOINT_STEP, is_turn_kept, loaded
 
 WINDOW = 512
 """Tokens of a usual sliding window."""
@@ -31,7 +31,7 @@ def anchors(need: Need, ledger: Ledger, able: Capabilities) -> tuple[Step, ...]:
     """
     is_alone = len(ledger.idle()) == len(ledger.slots)
     is_first = not need.has_past and need.rest_tokens > 0 and not need.is_slow
-    is_worth_it = able.forgets_checkpoints and bool(able.keeps_copies) and able.has_room is not False
+    is_worth_it = able.needs_anchors and bool(able.keeps_copies) and able.has_room is not False
     is_worth_it = is_worth_it and is_alone and is_first
     return (Keep(need.prefix_key), Anchor()) if is_worth_it else ()
 
@@ -43,26 +43,28 @@ def anchor_of(prefix_key: str, ledger: Ledger) -> Talk | None:
     )
 
 
-def of_prefix(key: str) -> tuple[bytes, ...]:
-    """What stands for its messages: it is the beginning of no conversation."""
-    return (key.encode(),)
-
-
 def is_within_window(need: Need, held: Holding, able: Capabilities) -> bool:
     """Whether what a slot holds can be gone back in to where the request differs, without a checkpoint.
 
     A slot keeps a window for each slot of the server, where these share one buffer, and a batch. How long the model's
-    is, no build tells: one of usual length is assumed, and a shorter one learned from.
+    is, its file tells; where that can't be seen one of usual length is assumed, and a shorter one learned from.
     """
-    is_known = bool(able.is_windowed) and isinstance(held, Talk) and held.is_whole
-    return is_known and 0 <= held.n_tokens - (share(need, held) or 0) <= window_reach(able)
+    if not able.is_windowed or not isinstance(held, Talk) or not held.is_whole or is_truncated(need, held):
+        return False
+    return 0 <= held.n_tokens - (share(need, held) or 0) <= window_reach(able)
 
 
 def window_reach(able: Capabilities) -> int:
     """Tokens by which a slot with a sliding window can be gone back in, as far as is known."""
     n_windows = able.total_slots - 1 if able.clears_idle else 0
-    usual = WINDOW * n_windows + SMALLEST_REACH
+    usual = (able.window or WINDOW) * n_windows + SMALLEST_REACH
     return usual if able.window_reach is None else min(usual, able.window_reach)
+
+
+def has_more_than_window(held: Holding, able: Capabilities) -> bool:
+    """Whether something would be lost with what a slot holds though host memory has a copy of it."""
+    is_whole = isinstance(held, Talk) and not held.whole.n_tokens
+    return is_whole and (able.truncates or (bool(able.is_windowed) and window_reach(able) > SMALLEST_REACH))
 
 
 def is_outdone(copy: Talk, need: Need, ledger: Ledger, able: Capabilities) -> bool:
@@ -70,9 +72,12 @@ def is_outdone(copy: Talk, need: Need, ledger: Ledger, able: Capabilities) -> bo
     if not copy.is_anchor:
         return False
     talks = [belief.holds for belief in ledger.idle() if isinstance(belief.holds, Talk)]
+    whole = [talk for talk in talks if able.truncates and not is_truncated(need, talk)]
+    if any((share(need, talk) or 0) >= copy.n_tokens for talk in whole):
+        return True
     if any(is_within_window(need, talk, able) for talk in talks if shared_messages(need.chain, talk.chain) > 1):
         return True
-    goes_farther = any(_goes_back_to_last_turn(need, talk, copy) for talk in (*talks, *ledger.copies.values()))
+    goes_farther = any(_goes_back_to_last_turn(need, talk, copy, able) for talk in (*talks, *ledger.copies.values()))
     return goes_farther or loaded(need, Nothing(), [*ledger.copies.values(), *talks]) is not copy
 
 
@@ -94,7 +99,8 @@ def _kept(need: Need, talk: Talk) -> float:
     return (share(need, talk) or 0) / max(1, talk.n_tokens)
 
 
-def _goes_back_to_last_turn(need: Need, talk: Talk, anchor: Talk) -> bool:
-    alike = shared_messages(need.chain, talk.chain)
-    is_last_turn = alike > len(anchor.chain) and alike >= len(talk.chain) - LAST_TURN
-    return is_last_turn or (share(need, talk) or 0) >= anchor.n_tokens + CHECKPOINT_STEP
+def _goes_back_to_last_turn(need: Need, talk: Talk, anchor: Talk, able: Capabilities) -> bool:
+    is_farther = shared_messages(need.chain, talk.chain) > len(anchor.chain)
+    return (is_farther and is_turn_kept(need, talk, able)) or (
+        share(need, talk) or 0
+    ) >= anchor.n_tokens + CHECKPOINT_STEP

@@ -14,6 +14,8 @@ class Capabilities:
     total_slots: int = 1
     n_ctx: int = 0
     """Context size of a slot in tokens; 0 when unknown."""
+    window: int | None = None
+    """Tokens of the model's sliding window, by its file; 0 for none, None where the file does not tell."""
     shows_slots: bool | None = None
     """`GET /slots` answers (no `--no-slots`)."""
     acts_on_slots: bool | None = None
@@ -56,11 +58,28 @@ class Capabilities:
         return bool(self.restores) and self.mark_distance == 0
 
     @property
-    def forgets_checkpoints(self) -> bool:
+    def has_window(self) -> bool:
+        """Whether the model is known to have a sliding window, by its file or as it was seen to behave."""
+        return bool(self.window) or bool(self.is_windowed)
+
+    @property
+    def truncates(self) -> bool:
+        """What comes back from host memory or a file has the model's window only, and is gone back in all the same.
+
+        So it is with `--swa-full`: the server believes that a slot has everything, and attends to what is not there.
+        """
+        return bool(self.rolls_back) and bool(self.window)
+
+    @property
+    def goes_back_freely(self) -> bool:
+        """Whether any token can be gone back to, in a slot and in what came back from host memory."""
+        return bool(self.rolls_back) and not self.truncates
+
+    @property
+    def needs_anchors(self) -> bool:
         """Whether a later turn can't be gone back in to where a first one could.
 
         With `--ctx-checkpoints 0` there is nowhere to go back to: no distance is seen then.
         """
-        return self.rolls_back is False and (
-            bool(self.mark_distance) or (self.mark_distance == 0 and bool(self.is_windowed))
-        )
+        forgets = bool(self.mark_distance) or (self.mark_distance == 0 and bool(self.is_windowed))
+        return self.truncates or (self.rolls_back is False and forgets)

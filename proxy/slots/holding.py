@@ -32,6 +32,18 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """The place before which a slot has not all that would have to be attended to there; 0 for one that has it all."""
+
+    n_tokens: int = 0
+    n_messages: int = 0
+    """So many messages of a conversation lie before it; 0 where it is in none of them."""
+
+
+NOWHERE_CUT = Whole()
+
+
+@dataclass(frozen=True, slots=True)
 class Prefix:
     """Exactly the tokens of an exact prefix, or of a head."""
 
@@ -40,6 +52,8 @@ class Prefix:
     base_key: str = ""
     """Of a head: the exact prefix that it begins with."""
     base_tokens: int = 0
+    whole: Whole = NOWHERE_CUT
+    """As of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,8 @@ class Talk:
     is_anchor: bool = False
     """Whether it is the beginning of a prompt with another last token: no later turn contains it."""
 
+    whole: Whole = NOWHERE_CUT
+    """Where it can be gone back to, if it came back from host memory or a file with the model's window only."""
     is_changed: bool = False
     """Whether its client sends answers back changed (without what the model thought, say), the last one too then."""
 
@@ -166,6 +182,22 @@ def repeats_talk(need: Need, holding: Holding) -> bool:
 def common_tokens(need: Need, *keys: str) -> int:
     """Tokens in common with other prefixes, the most of them."""
     return max((n_tokens for key, n_tokens in need.common if key in keys), default=0)
+
+
+def of_prefix(key: str) -> tuple[bytes, ...]:
+    """What stands for the messages of an exact prefix's anchor: it is the beginning of no conversation."""
+    return (key.encode(),)
+
+
+def is_truncated(need: Need, holding: Holding) -> bool:
+    """Whether the request would go back to where the slot has not all that is attended to there."""
+    if not isinstance(holding, Prefix | Talk):
+        return False
+    if isinstance(holding, Talk) and holding.whole.n_messages and is_rendered_alike(need, holding):
+        is_behind = shared_messages(need.chain, holding.chain) >= holding.whole.n_messages
+    else:
+        is_behind = False
+    return not is_behind and 0 < (share(need, holding) or 0) < holding.whole.n_tokens
 
 
 def share(need: Need, holding: Holding) -> int | None:

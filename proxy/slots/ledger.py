@@ -8,7 +8,7 @@ nothing. What a request left behind is entered from that request's own answer.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.slots.holding import (
@@ -220,6 +220,17 @@ class Ledger:
     def taken(self, talk: Talk) -> None:
         """A copy was loaded into a slot, or turned out to be gone."""
         self.copies.pop(talk.name, None)
+
+    def without(self, slots: Collection[int], *, are_kept: bool) -> "Ledger":
+        """What will be believed once these slots are emptied; `are_kept`, after a copy to host memory."""
+        later = Ledger(0)
+        later.slots = [replace(b, holds=Nothing()) if b.slot in slots else b for b in self.slots]
+        later.copies = OrderedDict(self.copies)
+        later.saw_start, later.may_be_hot = self.saw_start, self.may_be_hot
+        for belief in self.slots:
+            if are_kept and belief.slot in slots:
+                later.copied(belief.holds)
+        return later
 
     def idle(self) -> list[SlotBelief]:
         """Slots with no request of ours, that were not seen working."""

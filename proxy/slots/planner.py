@@ -53,7 +53,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.request.conversation import shared_messages
-from proxy.slots.anchoring import anchor_of, anchors, in_its_way, is_outdone, is_within_window
+from proxy.slots.anchoring import anchor_of, anchors, has_more_than_window, in_its_way, is_outdone, is_within_window
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import (
     Holding,
@@ -71,14 +71,24 @@ from proxy.slots.holding import (
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.only_slot import confined
 from proxy.slots.plan import Clear, Copy, Discard, Keep, Plan, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import CHECKPOINT_STEP, LAST_TURN, SIMILARITY, choose, is_overwritten, loaded
+from proxy.slots.prediction import (
+    CHECKPOINT_DISTANCE,
+    CHECKPOINT_STEP,
+    SIMILARITY,
+    choose,
+    is_overwritten,
+    is_turn_kept,
+    loaded,
+)
+from proxy.slots.truncation import is_resumable, truncated
 
 CHECKPOINT_SLACK = 2100
 """Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
 default is 512; this much is right up to `-ub 2048`."""
 
-CHECKPOINT_DISTANCE = 512
-"""How far before the prefix's end the oldest of those lies that prefilling it leaves: `-ub`, by default this."""
+
+LEAST_WON = 1 / 16
+"""Part of the prefix that a conversation with a sliding window must be longer than what a slot has of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +113,28 @@ def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), on
         choice = choose(need, idle)
         slot = choice.slot if choice and choice.shared >= (share(need, held.holds) or 0) else held.slot
         return Plan(Source.CONTINUE, "slot_holds_conversation", slot=slot)  # 2
-    return confined(_prepare(need, ledger, idle, able, disk, only_slot), need, idle, able, only_slot)
+    return confined(_cleared(need, ledger, idle, able, disk, only_slot), need, idle, able, only_slot)
+
+
+def _cleared(
+    need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, only_slot: int | None
+) -> Plan:
+    """The plan, after what would be gone back in to where it is not whole has been moved out of the request's way."""
+    if not (beliefs := truncated(need, idle, able)):
+        return _prepare(need, ledger, idle, able, disk, only_slot)
+    after = ledger.without([b.slot for b in (idle if able.clears_idle else beliefs)], are_kept=bool(able.keeps_copies))
+    wanted = _prepare(need, after, after.idle(), able, disk, only_slot)
+    over = _prepare(need, ledger, idle, able, disk, only_slot)
+    if wanted.source is over.source is Source.WARM_UP:
+        return over  # prefilled anew over it; into an empty slot the server would load something to the same end
+    out = _moved_out(need, beliefs, idle, able) if able.keeps_copies else tuple(Clear(b.slot) for b in beliefs)
+    return replace(wanted, steps=(*out, *wanted.steps))
 
 
 def _prepare(
     need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, only_slot: int | None
 ) -> Plan:
-    if able.keeps_copies and (talk := ledger.longest_copy(need)) and not is_outdone(talk, need, ledger, able):
+    if (talk := _resumed(need, ledger, idle, able)) is not None:
         return _resume(need, ledger, idle, talk, able)  # 3
     is_open = not ledger.saw_start and any(isinstance(b.holds, Unknown) for b in idle)
     if is_open and (need.has_past or ledger.may_be_hot):
@@ -223,6 +248,23 @@ def _bare(key: str, need: Need, idle: Sequence[SlotBelief], able: Capabilities) 
     return bare if choice is not None and choice.slot == bare.slot else None
 
 
+def _resumed(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Talk | None:
+    """The conversation in host memory that is worth being brought back."""
+    talk = ledger.longest_copy(need) if able.keeps_copies else None
+    if talk is None or is_outdone(talk, need, ledger, able) or not is_resumable(need, talk, able):
+        return None
+    native = _native(need, idle, able) if able.has_window else None
+    slot = next((b for b in idle if native is not None and b.slot == native.slot), None)
+    is_whole = native is not None and native.expected_cache_n >= need.prefix_tokens
+    if slot is None or not has_more_than_window(slot.holds, able):
+        return talk
+    if not (is_whole or is_within_window(need, slot.holds, able)):
+        return talk
+    # What comes back has a window only: whatever begins in its place afterwards finds less of what they share.
+    won = talk.n_tokens - (share(need, slot.holds) or 0)
+    return talk if won >= LEAST_WON * need.prefix_tokens else None
+
+
 def _resume(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], talk: Talk, able: Capabilities) -> Plan:
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
     further = [b for b in in_the_way if goes_beyond(b.holds, talk) and is_overwritten(need, b.holds)]
@@ -278,7 +320,7 @@ def _moved_out(
 
 
 def _is_given_up(need: Need, holding: Holding, able: Capabilities) -> bool:
-    return not able.rolls_back and goes_back_in(need, holding) and is_overwritten(need, holding)
+    return not able.goes_back_freely and goes_back_in(need, holding) and is_overwritten(need, holding)
 
 
 def _aside(need: Need, kept: SlotBelief, idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
@@ -301,7 +343,7 @@ def _copies(beliefs: Sequence[SlotBelief], able: Capabilities, kept: SlotBelief 
 
 
 def _is_let_go(holding: Holding, able: Capabilities) -> bool:
-    return isinstance(holding, Talk) and not able.rolls_back and holding.n_tokens < able.copy_tokens
+    return isinstance(holding, Talk) and not able.goes_back_freely and holding.n_tokens < able.copy_tokens
 
 
 def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
@@ -332,7 +374,7 @@ def _first_turn(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Ca
     more than what is won.
     """
     talks = [belief.holds for belief in idle if isinstance(belief.holds, Talk)]
-    if not able.keeps_copies or any(_begins_right(talk, need, able) for talk in talks):
+    if not able.keeps_copies or able.truncates or any(_begins_right(talk, need, able) for talk in talks):
         return None
     first = loaded(need, Nothing(), [*ledger.copies.values(), *talks])
     if first is None or not first.is_first or first.prefix_key != need.prefix_key:
@@ -361,8 +403,8 @@ def _reach(need: Need, talk: Talk, able: Capabilities) -> int:
     if able.rolls_back:
         return need.prefix_tokens
     alike = shared_messages(need.chain, talk.chain)
-    is_turn_kept = (talk.is_marked and able.keeps_checkpoints) or alike >= len(talk.chain) - LAST_TURN
-    if (alike > 1 and is_turn_kept) or (share(need, talk) or 0) >= need.prefix_tokens + CHECKPOINT_STEP:
+    is_kept = (talk.is_marked and able.keeps_checkpoints) or is_turn_kept(need, talk, able)
+    if (alike > 1 and is_kept) or (share(need, talk) or 0) >= need.prefix_tokens + CHECKPOINT_STEP:
         return need.prefix_tokens
     return max(1, need.prefix_tokens - CHECKPOINT_SLACK) if talk.is_marked else 0
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proxy.request.conversation import shared_messages
+from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, share
 from proxy.slots.ledger import SlotBelief
 
@@ -28,8 +29,10 @@ CHECKPOINT_STEP = 8192
 """Every so many tokens a server leaves an in-memory checkpoint in a conversation (`--checkpoint-min-step`): one that is
 edited far behind the prefix is gone back in better by the server itself."""
 LAST_TURN = 2
-"""Messages that a turn adds, an answer and a question: a server keeps an in-memory checkpoint at the end of the turn
-before, and goes back there when the last question is edited."""
+"""Messages that a turn adds, an answer and a question."""
+CHECKPOINT_DISTANCE = 512
+"""How far before a prompt's end the older one of those two in-memory checkpoints lies that prefilling it leaves: `-ub`,
+by default this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,12 @@ def choose(need: Need, idle: Sequence[SlotBelief]) -> Choice | None:
 
 def is_overwritten(need: Need, held: Holding) -> bool:
     """Whether the server, having chosen this slot, goes on from what it holds and does not look into host memory."""
-    shared = share(need, held) or 0
-    return shared > SIMILARITY * max(1, need.n_tokens) and shared >= KEEPS * held.n_tokens
+    return (share(need, held) or 0) > SIMILARITY * max(1, need.n_tokens) and keeps_half(need, held)
+
+
+def keeps_half(need: Need, held: Holding) -> bool:
+    """Whether so much of a slot's content would stay that the server makes no copy of it."""
+    return (share(need, held) or 0) >= KEEPS * held.n_tokens
 
 
 def loaded(need: Need, held: Holding, copies: Iterable[Talk]) -> Talk | None:
@@ -79,6 +86,18 @@ def loaded(need: Need, held: Holding, copies: Iterable[Talk]) -> Talk | None:
         if kept >= LEAST_KEPT and kept > keeps and common > alike:
             keeps, alike, found = kept, common, talk
     return found
+
+
+def is_turn_kept(need: Need, talk: Talk, able: Capabilities) -> bool:
+    """Whether a server that can't roll back can go back to the turn before, when the last question is edited.
+
+    It leaves in-memory checkpoints some tokens before a prompt's end and a batch before that; of a longer question both
+    lie behind where it begins, and the one at the end of the turn before was dropped for them.
+    """
+    if shared_messages(need.chain, talk.chain) < len(talk.chain) - LAST_TURN:
+        return False
+    distance = able.mark_distance or CHECKPOINT_DISTANCE
+    return able.keeps_checkpoints or talk.n_prompt - (share(need, talk) or 0) <= distance
 
 
 def is_from(copy: Talk, cache_n: int) -> bool:

@@ -1,5 +1,6 @@
 """The probe, on real servers: what each kind of model and each flag that matters looks like to it."""
 
+import asyncio
 import re
 import urllib.request
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from proxy.demo.models import Kind
 from proxy.demo.servers import LlamaServer
 from proxy.llama import probe as probing
 from proxy.llama.client import Auth, LlamaClient
+from proxy.llama.model_file import sliding_window
 from proxy.llama.probe import HALF, N_TOKENS, Probed, probe
 from proxy.llama.replies import Warmed
 from proxy.slots.capabilities import Capabilities
@@ -36,13 +38,15 @@ SEEN: list[tuple[Kind, tuple[str, ...], Seen]] = [
     ("hybrid", ("--no-cache-prompt",), HYBRID | {"reuses": False}),
     ("hybrid", ("--slot-prompt-similarity", "0"), {"finds_alike": False}),
     ("swa", ONE, HYBRID | {"mark_distance": 0, "is_windowed": True}),
-    ("swa", (*ONE, "--swa-full"), DENSE),
+    ("swa", (*ONE, "--swa-full"), DENSE | {"copies_roll_back": False}),
+    ("dense", ONE, DENSE | {"copies_roll_back": None}),
 ]
 
 
 async def probed(server: LlamaServer, slots: int) -> Probed:
+    window = await asyncio.to_thread(sliding_window, str(server.model))
     async with calling(server.port) as client:
-        able = Capabilities(total_slots=slots, shows_slots=True)
+        able = Capabilities(total_slots=slots, shows_slots=True, window=window)
         return await probe(client, able, NO_KEY, None, 10.0)
 
 

@@ -23,9 +23,10 @@ from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit, understand
 from proxy.settings import Settings
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Nothing, Talk, Unknown
+from proxy.slots.holding import NOWHERE_CUT, Holding, Nothing, Talk, Unknown, Whole
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, Restore, Source
+from proxy.slots.prediction import choose
 from tests.serving.running import sessions
 from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, ledger, look, need, talk
 
@@ -147,11 +148,17 @@ def test_what_shows_that_host_memory_has_no_room(reason: str, has_room: bool | N
     assert (has_room, has_room is None) == (at.model.able.has_room, anchor.name in at.model.ledger.copies)
 
 
-@pytest.mark.parametrize("rolls_back", [True, False])
-def test_that_copies_can_not_be_gone_back_in_is_learned(rolls_back: bool) -> None:
-    """Where a slot can: it is no failed claim like others, and is claimed once."""
+@pytest.mark.parametrize(
+    ("rolls_back", "window", "found"),
+    [(True, None, (False, 0)), (True, 0, (None, 0)), (False, None, (None, 1))],
+    ids=["rolls back", "has no window", "does not"],
+)
+def test_that_copies_can_not_be_gone_back_in_is_learned(
+    rolls_back: bool, window: int | None, found: tuple[bool | None, int]
+) -> None:
+    """Where a slot can: it is no failed claim like others, and is claimed once; without a window one was lost."""
     at = context(Nothing(), Nothing())
-    at.model.able = replace(at.model.able, rolls_back=rolls_back)
+    at.model.able = replace(at.model.able, rolls_back=rolls_back, window=window)
     claiming = ticket()
     claiming.need = need("ab")
     claiming.plan = Plan(Source.HIT, "host_memory_begins_with_prefix", (), PREFIX_TOKENS)
@@ -159,8 +166,7 @@ def test_that_copies_can_not_be_gone_back_in_is_learned(rolls_back: bool) -> Non
     accounting.take_slot(claiming, 0)
     claiming.figures = figures(0)
     accounting.enter(claiming, [])
-    found = (at.model.able.copies_roll_back, at.model.failed_claims)
-    assert ((False, 0) if rolls_back else (None, 1)) == found
+    assert found == (at.model.able.copies_roll_back, at.model.failed_claims)
 
 
 @pytest.mark.parametrize(
@@ -355,3 +361,69 @@ async def test_a_slow_reader_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     mine.need = need("ab")
     async with asyncio.timeout(1):
         assert not await Neighbours(at, {1: ticket(1)}).have_ended(mine)
+
+
+@pytest.mark.parametrize(("shared", "is_copied"), [("x", True), ("ab", False)], ids=["little", "more than half"])
+def test_what_another_slot_held_than_the_one_expected(shared: str, is_copied: bool) -> None:
+    """A short prompt begins like any: if little of what is there stays the server has copied it."""
+    at = context(OURS, Nothing())
+    titled = ticket()
+    titled.need = replace(need(shared), prefix_key="")
+    assert 1 == getattr(choose(titled.need, at.model.ledger.idle()), "slot", None) or not is_copied
+    at.model.ledger.slots[0].last_used = 99
+    Accounting(at).take_slot(titled, 0)
+    assert is_copied == (OURS.name in at.model.ledger.copies)
+
+
+WINDOW = Capabilities(total_slots=1, rolls_back=True, window=512, keeps_copies=True, shows_slots=True)
+
+
+def answered(at: Context, held: Holding, reused: int, *, letters: str = "abc", resumed: bool = False) -> Talk:
+    """What a turn leaves in the slot."""
+    (body,) = sessions("/a")
+    asked = ticket(visit=understand(orjson.dumps(body), {}, at.settings))
+    asked.need = need(letters)
+    if resumed:
+        asked.plan = Plan(Source.RESUME, "host_memory_holds_conversation")
+    at.model.ledger.slots[0].holds = held
+    accounting = Accounting(at)
+    accounting.take_slot(asked, 0)
+    asked.figures = figures(reused)
+    accounting.enter(asked, [])
+    left = at.model.ledger.slots[0].holds
+    assert isinstance(left, Talk)
+    return left
+
+
+@pytest.mark.parametrize(
+    ("able", "is_learned"), [(WINDOW, True), (replace(WINDOW, window=0), False)], ids=["--swa-full", "dense"]
+)
+def test_that_answers_come_back_changed_is_learned_of_all(able: Capabilities, is_learned: bool) -> None:
+    """Of one conversation, for new ones; until one comes back as it was."""
+    at = context(OURS)
+    at.model.able = able
+    assert is_learned == answered(at, OURS, OURS.n_prompt).is_changed
+    assert is_learned == answered(at, Nothing(), 0, letters="xy").is_changed
+    answered(at, OURS, OURS.n_tokens)
+    assert not answered(at, Nothing(), 0, letters="xy").is_changed
+
+
+def test_an_anchor_was_loaded_in_the_place_of_a_changed_conversation() -> None:
+    """It ends one token before the prompt's end: the conversation is still there."""
+    at = context(Nothing())
+    at.model.able = WINDOW
+    anchor = replace(talk("ab", answer=0), is_anchor=True)
+    for copy in (anchor, OURS):
+        at.model.ledger.copied(copy)
+    answered(at, Nothing(), OURS.n_prompt - 1, resumed=True)
+    assert [OURS] == [*at.model.ledger.copies.values()]
+
+
+def test_a_resumed_conversation_is_known_to_have_its_window_only() -> None:
+    """From where it came back; what goes on in its slot keeps that."""
+    at = context(Nothing())
+    at.model.able = WINDOW
+    at.model.ledger.copied(OURS)
+    assert Whole(OURS.n_tokens, 3) == answered(at, Nothing(), OURS.n_tokens, resumed=True).whole
+    assert Whole(220, 3) == answered(at, replace(OURS, whole=Whole(220, 3)), OURS.n_tokens).whole
+    assert NOWHERE_CUT == answered(at, OURS, OURS.n_tokens).whole

@@ -23,16 +23,18 @@ SLACK = 8
 """A sliding window loses some tokens each time."""
 A_RESUME = 24
 """What a resume may cost."""
+AT_LENGTH = " and then the next thing" * 60
+"""Of less a resume is not worth what a sliding window loses by it."""
 TITLE: Body = {
     "messages": [{"role": "system", "content": "give this a short title."}, {"role": "user", "content": "hello there"}],
     "max_tokens": 4,
 }
 
 
-def turns(first: Body, count: int) -> list[Body]:
+def turns(first: Body, count: int, said: str = "") -> list[Body]:
     bodies = [first]
     while len(bodies) < count:
-        bodies.append(next_turn(bodies[-1], "done", f"go on {len(bodies)}"))
+        bodies.append(next_turn(bodies[-1], "done", f"go on {len(bodies)}{said}"))
     return bodies
 
 
@@ -43,7 +45,7 @@ def edited(first: Body) -> Body:
 
 def forgets(proxied: Running) -> bool:
     """Whether this build leaves anything to do."""
-    return proxied.proxy.engine.model.able.forgets_checkpoints
+    return proxied.proxy.engine.model.able.needs_anchors
 
 
 async def asked(proxied: Running, *bodies: Body) -> list[Answer]:
@@ -56,7 +58,7 @@ async def test_a_session_that_begins_in_a_later_turn_of_another(
     start_llama: StartLlama, kind: Kind, tools_last: bool, flags: tuple[str, ...]
 ) -> None:
     """Prefills none of the exact prefix, and the other one goes on where it was."""
-    first, second = (turns(body, 4) for body in sessions("/a", "/b"))
+    first, second = (turns(body, 4, AT_LENGTH) for body in sessions("/a", "/b"))
     server = start_llama(kind, *flags, tools_last=tools_last)
     async with running(server) as proxied:
         *_, third = await asked(proxied, *first[:3])
@@ -93,7 +95,7 @@ async def test_new_sessions_take_no_conversation_out_of_host_memory(
     start_llama: StartLlama, kind: Kind, tools_last: bool, flags: tuple[str, ...]
 ) -> None:
     """A title's request displaces it; the session after that begins with its anchor and leaves it where it is."""
-    first, second = (turns(body, 3) for body in sessions("/a", "/b"))
+    first, second = (turns(body, 3, AT_LENGTH) for body in sessions("/a", "/b"))
     server = start_llama(kind, *flags, tools_last=tools_last)
     async with running(server) as proxied:
         _, before, *_, further = await asked(proxied, *first[:2], TITLE, second[0], first[2])
@@ -207,11 +209,11 @@ async def test_a_client_that_leaves_meanwhile_leaves_nothing_false(
     async with running(server) as proxied:
         real, begun = LlamaClient.prefill, asyncio.Event()
 
-        async def slow(client: LlamaClient, tokens: Any, *others: Any) -> Any:
+        async def slow(client: LlamaClient, tokens: Any, *others: Any, **named: Any) -> Any:
             if proxied.heard.warm_ups:
                 begun.set()
                 await asyncio.sleep(60)
-            return await real(client, tokens, *others)
+            return await real(client, tokens, *others, **named)
 
         monkeypatch.setattr(LlamaClient, "prefill", slow)
         leaving = asyncio.create_task(proxied.ask(first))
@@ -233,12 +235,12 @@ async def test_the_server_dies_under_it(start_llama: StartLlama, monkeypatch: py
     async with running(server) as proxied:
         real = LlamaClient.prefill
 
-        async def deadly(client: LlamaClient, tokens: Any, *others: Any) -> Any:
+        async def deadly(client: LlamaClient, tokens: Any, *others: Any, **named: Any) -> Any:
             if proxied.heard.warm_ups and not server_has_died:
                 server_has_died.append(True)
                 await asyncio.to_thread(server.restart)
                 raise ControlFailed("gone", is_broken=True)
-            return await real(client, tokens, *others)
+            return await real(client, tokens, *others, **named)
 
         server_has_died: list[bool] = []
         monkeypatch.setattr(LlamaClient, "prefill", deadly)

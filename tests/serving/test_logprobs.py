@@ -66,7 +66,7 @@ async def test_answers_of_a_window_are_those_after_the_same_calls(
     start_llama: StartLlama, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There an anchor cuts a prompt in more than two: each call of ours is made again, without a proxy."""
-    bodies, made = conversation(*sessions("/a", "/b")), list[tuple[str, tuple[Any, ...]] | None]()
+    bodies, made = conversation(*sessions("/a", "/b")), list[tuple[str, tuple[Any, ...], dict[str, Any]] | None]()
     for name in ("prefill", "copy", "displace"):
         monkeypatch.setattr(LlamaClient, name, noted(name, made))
     server = start_llama("swa", *flags)
@@ -81,7 +81,7 @@ async def test_answers_of_a_window_are_those_after_the_same_calls(
             if call is None:
                 expected += await ask_directly(server, bodies[len(expected)])
             else:
-                await getattr(client, call[0])(*call[1])
+                await getattr(client, call[0])(*call[1], **call[2])
     assert [answer.reused for answer in warm] == [answer.reused for answer in expected]
     assert max(distance(one, other) for one, other in zip(expected, warm, strict=True)) < QUIET
 
@@ -89,9 +89,9 @@ async def test_answers_of_a_window_are_those_after_the_same_calls(
 def noted(name: str, made: list[Any]) -> Any:
     real = getattr(LlamaClient, name)
 
-    async def call(client: LlamaClient, *told: Any) -> Any:
-        made.append((name, told))
-        return await real(client, *told)
+    async def call(client: LlamaClient, *told: Any, **named: Any) -> Any:
+        made.append((name, told, named))
+        return await real(client, *told, **named)
 
     return call
 

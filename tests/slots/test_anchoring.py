@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.slots.anchoring import SMALLEST_REACH, WINDOW, anchors, of_prefix
+from proxy.slots.anchoring import SMALLEST_REACH, WINDOW, anchors
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Need, Nothing, Talk, continues_talk, goes_beyond, share
+from proxy.slots.holding import Holding, Need, Nothing, Talk, continues_talk, goes_beyond, of_prefix, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Source, Warm
 from proxy.slots.planner import Disk, plan
@@ -245,3 +245,12 @@ def test_a_changed_answer_is_not_shared() -> None:
     """Then a conversation shares its prompt with what goes on from it."""
     changed = replace(talk("ab", answer=30), is_changed=True)
     assert [230, 200] == [share(need("abc"), held) for held in (talk("ab", answer=30), changed)]
+
+
+@pytest.mark.parametrize(("letters", "is_kept"), [("abcd", True), ("abcdefghij", False)], ids=["short", "long"])
+def test_it_takes_the_place_of_a_long_last_question(letters: str, is_kept: bool) -> None:
+    """Both checkpoints of such a prompt lie behind where the question begins that is edited now."""
+    able, asked = replace(ABLE, is_windowed=False), need("abcx", has_past=True)
+    held = replace(talk(letters), chain=talk("abcd").chain, sizes=(350, 350, 350, 350 * (len(letters) - 3)))
+    made = remembering(OF_PREFIX, anchor(), slots=(held,))
+    assert is_kept == (Source.RESUME is not plan(asked, made, able).source)
