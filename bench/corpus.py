@@ -22,8 +22,6 @@ class Day:
     flags: str
     why: str = ""
     """What it found."""
-    more: int = 0
-    """Tokens by which it is known to cost more than it may."""
 
     def __str__(self) -> str:
         return f"{self.seed}-{self.model}-{self.flags}"
@@ -45,17 +43,18 @@ CORPUS = (
     Day(21, "swa", "one", "a new session in a later turn of another"),
     Day(3, "swa", "default", "an anchor was loaded in the place of a longer in-memory checkpoint"),
     Day(33, "hybrid-last", "one", "what had been gone back in was copied, and loaded when its client went back again"),
+    Day(33, "swa-full", "one", "the same, and a conversation that came back was gone back in"),
+    Day(
+        35,
+        "swa",
+        "default",
+        "what comes back has its window only: for a little it took the place of a slot that had all",
+    ),
+    Day(42, "swa-full", "default", "the same, and a prefix that was in host memory only was prefilled again"),
+    Day(43, "swa-full", "one", "a copy in which nothing can be gone back was loaded for an edit"),
+    Day(54, "hybrid-last", "one", "an edit behind a long question: no checkpoint lay where one was expected"),
+    Day(60, "swa", "default", "what comes back has its window only"),
 )
-
-NOT_REACHED = (
-    Day(35, "swa-full", "one", "a slot loaded from host memory has the window only: another install finds less", 867),
-    Day(35, "swa", "default", "the same", 893),
-    Day(33, "swa-full", "one", "what was gone back in is copied, and loaded when its client goes back again", 1557),
-)
-"""Known to cost more than directly: what is won when a conversation comes back is less than what a later request loses.
-
-No server tells beforehand that its copies have less than its slots.
-"""
 
 
 def random_trace(seed: int) -> Trace:
