@@ -17,7 +17,7 @@ from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown, continues
 from proxy.slots.ledger import LENGTH_TOLERANCE, Look
 from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, keeps_half, loaded
-from proxy.slots.truncation import whole_after
+from proxy.slots.truncation import is_resumable, whole_after
 from proxy.slots.verdict import judge
 
 FAILED_RESUMES = 3
@@ -39,6 +39,7 @@ class Accounting:
         if ticket.plan.slot is not None:
             self._context.report.predicted(ticket, slot)
         ticket.before = old = ledger.slots[slot].holds
+        self._note_given_up(ticket, old)
         # In a short prompt the tokens that all prompts begin with can make the server choose a slot that we did not.
         is_expected = choice is not None and choice.slot == slot
         is_copied = choice.copies if choice is not None and is_expected else not keeps_half(ticket.need, old)
@@ -51,6 +52,13 @@ class Accounting:
             ticket.loaded = copy
         ledger.lease(slot, ticket.number)
         ticket.slot = slot
+
+    def _note_given_up(self, ticket: Ticket, old: Holding) -> None:
+        """Count what a conversation in host memory has more than the slot that was preferred to it."""
+        able, need, ledger = self._context.model.able, ticket.need, self._context.model.ledger
+        copy = ledger.longest_copy(need) if able.has_window and ticket.plan.source is Source.HIT else None
+        if copy is not None and not copy.is_anchor and is_resumable(need, copy, able):
+            ledger.given_up[need.prefix_key] += max(0, copy.n_tokens - (share(need, old) or 0))
 
     def enter(self, ticket: Ticket, looks: list[Look]) -> None:
         """Beliefs after a request, from its own figures; a look tells the slot where that is not known yet."""

@@ -7,7 +7,7 @@ A look at `/slots` is a hint: it can take beliefs away, never add one, save that
 nothing. What a request left behind is entered from that request's own answer.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -75,6 +75,8 @@ class Ledger:
         """Whether nothing was learned yet of a process that may hold anybody's work: no request of ours has ended."""
         self.n_ended = 0
         """Grows with each request of ours that leaves a slot."""
+        self.given_up: Counter[str] = Counter()
+        """By exact prefix: tokens of conversations in host memory that were not brought back, as they were few."""
         self._uses = 0
 
     def __repr__(self) -> str:
@@ -88,6 +90,7 @@ class Ledger:
         leases = {b.slot: b.lease for b in self.slots}
         self.slots = [SlotBelief(i, lease=leases.get(i, 0)) for i in range(total_slots or len(self.slots))]
         self.copies.clear()
+        self.given_up.clear()
         self.saw_start = False
         self.may_be_hot = True
 
@@ -226,7 +229,7 @@ class Ledger:
         later = Ledger(0)
         later.slots = [replace(b, holds=Nothing()) if b.slot in slots else b for b in self.slots]
         later.copies = OrderedDict(self.copies)
-        later.saw_start, later.may_be_hot = self.saw_start, self.may_be_hot
+        later.saw_start, later.may_be_hot, later.given_up = self.saw_start, self.may_be_hot, self.given_up
         for belief in self.slots:
             if are_kept and belief.slot in slots:
                 later.copied(belief.holds)

@@ -87,8 +87,8 @@ CHECKPOINT_SLACK = 2100
 default is 512; this much is right up to `-ub 2048`."""
 
 
-LEAST_WON = 1 / 16
-"""Part of the prefix that a conversation with a sliding window must be longer than what a slot has of it."""
+LEAST_WON = 1 / 24
+"""Part of the prefix up to which conversations with a sliding window are not brought back, for what would be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _resumed(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capab
     if not (is_whole or is_within_window(need, slot.holds, able)):
         return talk
     # What comes back has a window only: whatever begins in its place afterwards finds less of what they share.
-    won = talk.n_tokens - (share(need, slot.holds) or 0)
+    won = ledger.given_up[need.prefix_key] + talk.n_tokens - (share(need, slot.holds) or 0)
     return talk if won >= LEAST_WON * need.prefix_tokens else None
 
 

@@ -427,3 +427,15 @@ def test_a_resumed_conversation_is_known_to_have_its_window_only() -> None:
     assert Whole(OURS.n_tokens, 3) == answered(at, Nothing(), OURS.n_tokens, resumed=True).whole
     assert Whole(220, 3) == answered(at, replace(OURS, whole=Whole(220, 3)), OURS.n_tokens).whole
     assert NOWHERE_CUT == answered(at, OURS, OURS.n_tokens).whole
+
+
+def test_what_is_given_up_for_a_slot_that_has_everything_is_counted() -> None:
+    """So that it does not add up."""
+    at = context(Nothing())
+    at.model.able = WINDOW
+    at.model.ledger.copied(OURS)
+    preferred = ticket()
+    preferred.need, preferred.plan = need("abc"), Plan(Source.HIT, "conversation_begins_with_prefix")
+    at.model.ledger.slots[0].holds = talk("ax")
+    Accounting(at).take_slot(preferred, 0)
+    assert {"P": OURS.n_tokens - MESSAGE_TOKENS} == at.model.ledger.given_up

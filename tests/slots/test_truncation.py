@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
@@ -135,11 +136,14 @@ def test_an_anchor_is_gone_back_in_by_its_last_token() -> None:
 @pytest.mark.parametrize("able", [FULL, replace(SMALL, clears_idle=True)], ids=["full", "small"])
 def test_a_little_is_not_worth_a_slot_that_has_everything(able: Capabilities, more: int, source: Source) -> None:
     """What comes back has its window only, and who begins in it finds less; unless its slot has no more either."""
-    least = round(LEAST_WON * 2000)
+    least = ceil(LEAST_WON * 2000)
     asked = replace(need("abcx", has_past=True), prefix_tokens=2000)
     one, other = (replace(talk(text), prefix_tokens=2000, n_prompt=2000, n_tokens=2000) for text in ("abc", "xyz"))
     copy = replace(one, n_prompt=2000, n_tokens=2000 + least - 1 + more)
     assert source is plan(asked, with_copies([copy], other), able).source
+    made = with_copies([copy], other)
+    made.given_up["P"] = 1
+    assert Source.RESUME is plan(asked, made, able).source
     no_more = replace(other, whole=Whole(2000, 1))
     assert Source.RESUME is plan(asked, with_copies([copy], no_more), able).source
 
