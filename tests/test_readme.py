@@ -27,7 +27,7 @@ DOCUMENTS = [
 ]
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
 
-SAYS_WHY = {"nothing", "_unprepared", "Plan", "PlanBroken", "Unreadable", "NoPrefix"}
+SAYS_WHY = {"nothing", "unprepared", "Plan", "PlanBroken", "Unreadable", "NoPrefix"}
 """What is called with a reason that ends up in a request's line."""
 LISTS_WHY = {"_barred"}
 """What returns one."""

@@ -30,6 +30,9 @@ CHECKPOINT_STEP = 8192
 edited far behind the prefix is gone back in better by the server itself."""
 LAST_TURN = 2
 """Messages that a turn adds, an answer and a question."""
+CHECKPOINT_SLACK = 2100
+"""Within how many tokens of a prompt's end a server leaves its last in-memory checkpoint: four more than `-ub`, whose
+default is 512; this much is right up to `-ub 2048`."""
 CHECKPOINT_DISTANCE = 512
 """How far before a prompt's end the older one of those two in-memory checkpoints lies that prefilling it leaves: `-ub`,
 by default this."""
@@ -98,6 +101,19 @@ def is_turn_kept(need: Need, talk: Talk, able: Capabilities) -> bool:
         return False
     distance = able.mark_distance or CHECKPOINT_DISTANCE
     return able.keeps_checkpoints or talk.n_prompt - (share(need, talk) or 0) <= distance
+
+
+def reach(need: Need, talk: Talk, able: Capabilities) -> int:
+    """How much of the prefix a conversation gives to another one; 0 where that is not known."""
+    if not talk.is_whole:
+        return 0
+    if able.rolls_back:
+        return need.prefix_tokens
+    alike = shared_messages(need.chain, talk.chain)
+    is_kept = (talk.is_marked and able.keeps_checkpoints) or is_turn_kept(need, talk, able)
+    if (alike > 1 and is_kept) or (share(need, talk) or 0) >= need.prefix_tokens + CHECKPOINT_STEP:
+        return need.prefix_tokens
+    return max(1, need.prefix_tokens - CHECKPOINT_SLACK) if talk.is_marked else 0
 
 
 def is_from(copy: Talk, cache_n: int) -> bool:

@@ -8,9 +8,10 @@ import pytest
 
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import NOWHERE_CUT, Holding, Need, Nothing, Prefix, Talk, Whole, of_prefix
+from proxy.slots.host_memory import LEAST_WON
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Clear, Copy, Keep, Restore, Source, Warm
-from proxy.slots.planner import LEAST_WON, Disk, plan
+from proxy.slots.planner import Disk, plan
 from proxy.slots.truncation import is_resumable, is_spoilt, whole_after
 from tests.slots.beliefs import PREFIX_TOKENS, bare, ledger, need, talk
 
