@@ -139,8 +139,8 @@ async def test_a_window_that_reaches_less_far_is_learned_from(
     long = [next_turn(body, "done", "word " * 1500) for body in (first, second)]
     async with running(start_llama("swa", "-np", "1")) as proxied:
         *_, fooled = await asked(proxied, first, long[0], second)
-        assert fooled.reused < proxied.prefix.n_tokens
-        assert 0 < (proxied.proxy.engine.model.able.window_reach or 0) < 5000
+        is_lost = fooled.reused < proxied.prefix.n_tokens - SLACK  # a build that keeps its checkpoints has one there
+        assert is_lost == (0 < (proxied.proxy.engine.model.able.window_reach or 0) < 5000)
         await asked(proxied, long[1])
         before = proxied.heard.prefilled
         (answer,) = await asked(proxied, third)
@@ -173,8 +173,10 @@ async def test_one_that_is_gone_shows_that_there_is_no_room(
         await asked(proxied, later[0], TITLE)
         proxied.heard.anchors.clear()
         await asked(proxied, later[1])
-        assert proxied.proxy.engine.model.able.has_room is False
-    assert 1 == len(proxied.heard.anchors)
+        # A build that keeps its checkpoints has the same beginning in the conversation itself.
+        is_there = proxied.heard.anchors[0].cache_n >= proxied.prefix.n_tokens - SLACK
+        assert (None if is_there else False) is proxied.proxy.engine.model.able.has_room
+    assert 1 + is_there == len(proxied.heard.anchors)
 
 
 async def test_where_it_is_not_said_which_slot_it_was_none_is_emptied(
