@@ -156,8 +156,10 @@ class LlamaClient:
         told = await self._object("POST", "/completion", auth, orjson.dumps(body), timeout_s=timeout_s)
         return _figures(told)
 
-    async def prefill_chat(self, body: bytes, auth: Auth, timeout_s: float) -> Warmed:
+    async def prefill_chat(self, body: bytes, auth: Auth, timeout_s: float, *, is_anew: bool = False) -> Warmed:
         """The fallback where tokens can't be had: a chat request that generates nothing."""
+        if is_anew:
+            body = orjson.dumps({**orjson.loads(body), "cache_prompt": False})
         return await self._streamed("/v1/chat/completions", body, auth, timeout_s, None)
 
     async def count_chat(self, body: bytes, auth: Auth, timeout_s: float) -> int:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+ARCHITECTURE, SLIDING_WINDOW = "general.architecture", ".attention.sliding_window"
 MOST_KEYS = 1000
 MOST_BYTES = 1 << 20
 """Longer texts than this, and more of them, no model has before its tokenizer's metadata."""
@@ -35,15 +36,14 @@ def sliding_window(path: str) -> int | None:
 
 
 def _window(file: BufferedReader) -> int:
-    architecture = ""
-    for key, value in _metadata(file):
-        if key == "general.architecture":
-            architecture = str(value)
-        elif key == f"{architecture}.attention.sliding_window" and isinstance(value, int):
-            return 0 if architecture in WITHOUT else value
+    told = {key: value for key, value in _metadata(file) if key == ARCHITECTURE or key.endswith(SLIDING_WINDOW)}
+    architecture = told.get(ARCHITECTURE)
     if not architecture:
         raise ValueError("no architecture")
-    return 0
+    window = told.get(f"{architecture}{SLIDING_WINDOW}", 0)
+    if not isinstance(window, int):
+        raise ValueError("a window for each layer")
+    return 0 if architecture in WITHOUT else max(0, window)
 
 
 def _metadata(file: BufferedReader) -> Iterator[tuple[str, Value]]:

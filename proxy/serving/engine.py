@@ -34,7 +34,7 @@ from proxy.settings import Settings
 from proxy.slots.holding import Unknown
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, Source, nothing
-from proxy.slots.planner import plan
+from proxy.slots.planner import Disk, plan
 
 MAX_PLANS = 6
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
@@ -185,6 +185,9 @@ class Engine:
     def _plan(self, ticket: Ticket) -> Plan:
         model, need = self.model, ticket.need
         head, whole = self.store.disk(need.head_key), self.store.disk(need.prefix_key)
+        known = model.by_key(need.prefix_key)
+        if known is not None and known.chat_body and model.able.truncates:
+            whole = Disk()  # what a chat leaves ends behind the prefix, and what was restored can't be gone back in
         disk = replace(whole, has_head=head.has_checkpoint, may_save_head=head.may_save)
         only = None if self.settings.slot == "auto" else self.settings.slot
         if only is not None and only >= len(model.ledger.slots):

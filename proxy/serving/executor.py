@@ -146,5 +146,5 @@ class Executor:
     async def _prefill(self, prefix: ExactPrefix, auth: Auth, *, is_anew: bool) -> Warmed:
         client, limit_s = self._context.model.client, self._context.settings.warm_timeout
         if prefix.chat_body:
-            return await client.prefill_chat(prefix.chat_body, auth, limit_s)
+            return await client.prefill_chat(prefix.chat_body, auth, limit_s, is_anew=is_anew)
         return await client.prefill(prefix.tokens, auth, limit_s, is_anew=is_anew)

@@ -166,7 +166,7 @@ class Lifecycle:
         """Restore the prefix that was used last, before anybody asks for it."""
         if latest := await latest_checkpoint(self._context):
             slot = self._own_slot
-            ticket = self._own_ticket(latest.key, latest.n_tokens)
+            ticket = self._own_ticket(latest.key, latest)
             ticket.plan = Plan(Source.RESTORE, "server_started", (Restore(slot, latest.key),), slot=slot)
             await self._carry_out(ticket)
 
@@ -207,7 +207,7 @@ class Lifecycle:
     def _warming(self, name: str, prefix: ExactPrefix, held: list[int], *, is_on_disk: bool) -> Ticket:
         model = self._context.model
         copies = tuple(Copy(slot) for slot in (held[:1] if model.able.clears_idle else held))
-        ticket = self._own_ticket(name, prefix.n_tokens, prefix.key)
+        ticket = self._own_ticket(name, prefix)
         ticket.patience_s = self._context.settings.warm_timeout
         if is_on_disk:
             slot = self._own_slot
@@ -237,15 +237,17 @@ class Lifecycle:
             return  # what the slots hold is worth more
         # Where a task empties the idle slots, one copy has the others copied too.
         copies = tuple(Copy(slot) for slot in (held[:1] if model.able.clears_idle else held))
-        ticket = self._own_ticket(rendering, prefix.n_tokens, prefix.key)
+        ticket = self._own_ticket(rendering, prefix)
         ticket.patience_s = self._context.settings.warm_timeout
         ticket.plan = Plan(Source.WARM_UP, "server_idle", (*copies, Warm(prefix.key), Save(prefix.key)))
         await self._carry_out(ticket)
 
-    def _own_ticket(self, rendering: str, n_tokens: int, key: str = "") -> Ticket:
+    def _own_ticket(self, rendering: str, prefix: ExactPrefix) -> Ticket:
         visit = Visit(None, None, "", may_prepare=True, client="", auth=self.auth, rendering=rendering)
         ticket = Ticket(0, visit, lambda _: None, lambda _: None, self._context.settings.restore_timeout)
-        ticket.need = Need(prefix_key=key or rendering, prefix_tokens=n_tokens)
+        # A slot with another prefix may have no more than its window of what the two have in common.
+        common = self._context.model.common(prefix)
+        ticket.need = Need(prefix_key=prefix.key, prefix_tokens=prefix.n_tokens, common=common)
         return ticket
 
 

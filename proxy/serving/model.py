@@ -16,9 +16,10 @@ from datetime import date
 from proxy.llama.client import LlamaClient
 from proxy.llama.identity import Process
 from proxy.request.fingerprint import ModelIdentity
+from proxy.request.rendering import common_length
 from proxy.serving.gate import Gate, Turn
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Prefix
+from proxy.slots.holding import Prefix, Talk
 from proxy.slots.ledger import Ledger, Look
 
 MAX_PREFIXES = 128
@@ -166,6 +167,15 @@ class Model:
     def by_key(self, key: str) -> ExactPrefix | None:
         """The exact prefix or head of this key."""
         return next((prefix for prefix in self.prefixes.values() if prefix.key == key), None)
+
+    def common(self, known: ExactPrefix) -> tuple[tuple[str, int], ...]:
+        """What other prefixes, that slots or host memory hold, have in common with this one: the tools, often."""
+        held = [belief.holds for belief in self.ledger.slots]
+        keys = {holding.key for holding in held if isinstance(holding, Prefix)}
+        talks = [*(holding for holding in held if isinstance(holding, Talk)), *self.ledger.copies.values()]
+        keys |= {talk.prefix_key for talk in talks}
+        others = [other for key in keys - {known.key, ""} if (other := self.by_key(key)) is not None]
+        return tuple((other.key, common_length(known.tokens, other.tokens)) for other in others)
 
     def is_welcome(self, auth: Mapping[str, str]) -> bool:
         """Whether the server has accepted these credentials before; what is kept is a salted hash."""

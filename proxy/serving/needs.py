@@ -23,7 +23,7 @@ from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import BYTES_PER_TOKEN, Need, Prefix, Talk, continues_talk
+from proxy.slots.holding import BYTES_PER_TOKEN, Need, continues_talk
 
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
@@ -106,23 +106,13 @@ class Needs:
             rest_tokens=_rest(need, known),
             head_key=head.key if head else "",
             head_tokens=head.n_tokens if head else 0,
-            common=self._common(known),
+            common=self._context.model.common(known),
             is_slow=n_most * self._context.model.prompt_ms_per_token > self._context.settings.max_silence * 1000,
         )
 
     def _is_too_long(self, n_tokens: int) -> bool:
         """Whether no slot could hold so many tokens: the server refuses such a request, and nothing is prefilled."""
         return 0 < self._context.model.able.n_ctx < n_tokens
-
-    def _common(self, known: ExactPrefix) -> tuple[tuple[str, int], ...]:
-        """What other prefixes, that slots or host memory hold, have in common with this one: the tools, often."""
-        model = self._context.model
-        held = [belief.holds for belief in model.ledger.slots]
-        keys = {holding.key for holding in held if isinstance(holding, Prefix)}
-        talks = [*(holding for holding in held if isinstance(holding, Talk)), *model.ledger.copies.values()]
-        keys |= {talk.prefix_key for talk in talks}
-        others = [other for key in keys - {known.key, ""} if (other := model.by_key(key)) is not None]
-        return tuple((other.key, common_length(known.tokens, other.tokens)) for other in others)
 
     async def _head(self, ticket: Ticket, base: ExactPrefix) -> ExactPrefix | None:
         """The head, where it is worth a checkpoint of its own: the model can't go back to its end by itself."""

@@ -66,9 +66,11 @@ class Capabilities:
     def truncates(self) -> bool:
         """What comes back from host memory or a file has the model's window only, and is gone back in all the same.
 
-        So it is with `--swa-full`: the server believes that a slot has everything, and attends to what is not there.
+        So it is with `--swa-full`: the server believes that a slot has everything, and attends to what is not there. A
+        server that was not probed tells by a restored prefix: of the smaller window cache none is ever reused.
         """
-        return bool(self.rolls_back) and bool(self.window)
+        is_full = self.restores if self.rolls_back is None else self.rolls_back
+        return bool(is_full) and bool(self.window)
 
     @property
     def goes_back_freely(self) -> bool:

@@ -64,7 +64,7 @@ from proxy.slots.making_room import copies_of, is_given_up, moved_aside, moved_o
 from proxy.slots.only_slot import confined
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
 from proxy.slots.prediction import SIMILARITY, choose, reach
-from proxy.slots.truncation import truncated
+from proxy.slots.truncation import is_spoilt, truncated
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,14 @@ def _cleared(
     over = _prepare(need, ledger, idle, able, disk, only_slot)
     if wanted.source is over.source is Source.WARM_UP:
         return over  # prefilled anew over it; into an empty slot the server would load something to the same end
-    out = moved_out(need, beliefs, idle, able) if able.keeps_copies else tuple(Clear(b.slot) for b in beliefs)
+    out = moved_out(need, beliefs, idle, able) if able.keeps_copies else _emptied(beliefs, able)
     return replace(wanted, steps=(*out, *wanted.steps))
+
+
+def _emptied(beliefs: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
+    """Where nobody knows whether the server keeps copies, one does no harm."""
+    is_unknown = able.keeps_copies is None
+    return tuple(step for b in beliefs for step in ((Copy(b.slot), Clear(b.slot)) if is_unknown else (Clear(b.slot),)))
 
 
 def _prepare(
@@ -139,7 +145,7 @@ def _give_prefix(
         if bare := _bare(key, need, idle, able):
             aside = moved_aside(need, bare, idle, able)
             return _with_head(Plan(Source.HIT, "slot_holds_prefix", aside, bare.holds.n_tokens, bare.slot), head, need)
-    native = _native(need, idle, able)
+    native = None if _loads_spoilt(need, ledger, idle, able) else _native(need, idle, able)
     can_restore = acts and (disk.has_checkpoint or disk.has_head)
     is_near = any(b.slot == native.slot and is_within_window(need, b.holds, able) for b in idle) if native else False
     if native and (native.expected_cache_n >= need.prefix_tokens or is_near):  # 8
@@ -228,6 +234,13 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
         return None
     copies = copies_of([b for b in sharing if not is_given_up(need, b.holds, able)], able, chosen)
     return Plan(Source.HIT, "conversation_begins_with_prefix", copies, expected, chosen.slot)
+
+
+def _loads_spoilt(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> bool:
+    """Whether the server would go back in a copy, or in the slot, where that has not all that is attended to."""
+    choice = choose(need, idle)
+    held = next((b.holds for b in idle if choice is not None and b.slot == choice.slot), Nothing())
+    return is_spoilt(need, held, ledger.copies.values(), able)
 
 
 def _restore(

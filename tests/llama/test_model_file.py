@@ -93,3 +93,8 @@ def test_of_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     others = ["", "\0", str(tmp_path), str(tmp_path / "pipe"), str(tmp_path / "none")]
     assert [None] * 5 == [sliding_window(path) for path in others]
+
+
+def test_the_order_of_the_keys_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(gguf(WINDOW, GEMMA))
+    assert 1024 == sliding_window(str(tmp_path / "m"))

@@ -188,8 +188,8 @@ async def test_where_it_is_not_said_which_slot_it_was_none_is_emptied(
         await asked(proxied, first, later[0], TITLE)
         real, emptied = LlamaClient.prefill, list[int]()
 
-        async def silent(client: LlamaClient, *told: Any) -> Any:
-            return replace(await real(client, *told), slot=-1)
+        async def silent(client: LlamaClient, *told: Any, **more: Any) -> Any:
+            return replace(await real(client, *told, **more), slot=-1)
 
         async def noted(client: LlamaClient, slot: int, *told: Any) -> None:
             emptied.append(slot)

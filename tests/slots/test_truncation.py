@@ -78,6 +78,9 @@ def test_without_host_memory_it_is_only_emptied() -> None:
     able = replace(FULL, keeps_copies=False, restores=True, acts_on_slots=True)
     told = plan(FIRST, ledger(came_back("abcd", "ab")), able, Disk(has_checkpoint=True))
     assert (Clear(0), Restore(0, "P")) == told.steps
+    unknown = replace(able, keeps_copies=None)
+    told = plan(FIRST, ledger(came_back("abcd", "ab")), unknown, Disk(has_checkpoint=True))
+    assert (Copy(0), Clear(0), Restore(0, "P")) == told.steps
 
 
 def test_an_edit_behind_its_end_stays_in_it() -> None:
@@ -156,3 +159,22 @@ def test_a_restored_prefix_has_no_more_than_its_window() -> None:
     assert isinstance(restored, Prefix)
     told = plan(asked, ledger(restored), replace(FULL, restores=True, acts_on_slots=True), Disk(has_checkpoint=True))
     assert (Copy(0), Clear(0), Restore(0, "Q")) == told.steps
+
+
+@pytest.mark.parametrize(("restores", "truncates"), [(True, True), (None, False), (False, False)])
+def test_a_server_that_was_not_probed_tells_by_a_restored_prefix(restores: bool | None, truncates: bool) -> None:
+    """Of the smaller window cache none is ever reused."""
+    able = Capabilities(window=512, restores=restores)
+    assert truncates == able.truncates
+    assert not replace(able, rolls_back=False).truncates
+
+
+def test_a_long_slot_is_not_left_to_a_server_that_would_load_a_copy() -> None:
+    """Less than half of it would stay, so the server looks into host memory, and goes back in what it finds there."""
+    long = talk("bcdefgh")
+    asked = replace(FIRST, rest_tokens=8)
+    assert "conversation_begins_with_prefix" == plan(asked, with_copies([], long), FULL).reason
+    copy = talk("ay")
+    told = plan(asked, with_copies([OF_PREFIX, copy], long), FULL)
+    assert ("host_memory_begins_with_prefix", True) == (told.reason, Keep("P") in told.steps)
+    assert Warm("P") in plan(asked, with_copies([copy], long), FULL).steps

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.serving.chat_checks import OTHER_USER, divergent
 from tests.conftest import StartLlama
-from tests.serving.checkpoints.persisting import DENSE, QUIET, Calls, Place, crash
+from tests.serving.checkpoints.persisting import DENSE, QUIET, SWA_FULL, Calls, Place, crash
 from tests.serving.checkpoints.prepared import ask_new, started
 from tests.serving.checkpoints.relay import relaying
 from tests.serving.running import distance, sessions
@@ -66,6 +66,19 @@ async def test_another_chat_that_reuses_nothing_is_told_and_the_file_kept(
             assert ["warm-up", "restore", "restore"] == proxied.sources
             assert "--swa-full" in proxied.heard.said["divergent_not_reused"]
     assert first == place.checkpoint.stat().st_ino
+
+
+async def test_a_sliding_window_is_not_restored(start_llama: StartLlama, place: Place) -> None:
+    """With `--swa-full` an answer would be wrong: a chat ends behind the prefix, and has to be gone back in."""
+    server, cold = await started(start_llama, place, SWA_FULL, is_saved=False)
+    async with relaying(server) as relay:
+        relay.missing = "/apply-template"
+        async with place.proxy(relay.base_url) as proxied:
+            await proxied.ask(ONE)
+            crash(server, under=proxied)
+            answer = await ask_new(proxied)
+            assert "restore" not in proxied.sources
+    assert QUIET > distance(cold, answer)
 
 
 def test_the_other_chat_differs_in_what_the_user_says() -> None:
