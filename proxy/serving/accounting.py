@@ -20,9 +20,6 @@ from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, 
 from proxy.slots.truncation import is_resumable, whole_after
 from proxy.slots.verdict import judge
 
-FAILED_RESUMES = 3
-"""After so many in a row host memory holds nothing of what we believe: it is too small, or off."""
-
 
 class Accounting:
     """Keeps the ledger of one context."""
@@ -215,11 +212,8 @@ class Accounting:
         model = self._context.model
         self._context.report.claim_failed(ticket, reason)
         if ticket.plan.source is Source.RESUME:
-            if ticket.plan.reason == "host_memory_holds_conversation":  # nobody can have changed that one
-                model.ran_out_of_room()
-            model.failed_resumes += 1
-            if model.failed_resumes >= FAILED_RESUMES:
-                model.ledger.copies.clear()
+            # Nobody can have changed a conversation that goes on.
+            model.resume_failed(is_gone=ticket.plan.reason == "host_memory_holds_conversation")
             return
         if ticket.plan.reason == "host_memory_begins_with_prefix" and model.able.rolls_back:
             # Of a dense model one that is gone says nothing of the others.
@@ -263,6 +257,8 @@ def _came_back_changed(ticket: Ticket) -> bool | None:
         return None
     if reused is None or not before.is_whole or not is_from(before, reused):
         return None
+    if before.n_tokens <= before.n_prompt + LENGTH_TOLERANCE:
+        return None  # no answer worth the name, or all of it a prompt of ours
     return reused < before.n_tokens - LENGTH_TOLERANCE
 
 

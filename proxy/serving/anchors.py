@@ -99,16 +99,25 @@ class Anchors:
     async def _leave(self, ticket: Ticket, asked: Need, prompt: Sequence[int], anchor: Talk) -> None:
         expected = choose(asked, self._context.model.ledger.idle())
         warmed = await self._prefill(ticket, expected, prompt)
+        model, is_spoilt = self._context.model, False
+        if model.able.truncates and anchor.name in model.ledger.copies:
+            # It is gone, then, and the server went back in something else, of which it has the window only.
+            is_spoilt = warmed.cache_n < len(prompt) - MARK_SLACK
+        if is_spoilt:
+            model.ran_out_of_room()
+            warmed = await self._prefill(ticket, expected, prompt, is_anew=True)
         slot = await self._steps.prefilled(asked, expected, warmed, anchor, ticket.visit.auth)
         await self._steps.copy(slot, ticket.visit.auth)
         copies = self._context.model.ledger.copies
         self._prompts = {name: kept for name, kept in self._prompts.items() if name in copies}
         self._prompts[anchor.name] = array("i", prompt)
 
-    async def _prefill(self, ticket: Ticket, expected: Choice | None, prompt: Sequence[int]) -> Warmed:
-        model = self._context.model
+    async def _prefill(
+        self, ticket: Ticket, expected: Choice | None, prompt: Sequence[int], *, is_anew: bool = False
+    ) -> Warmed:
+        model, limit_s = self._context.model, self._context.settings.warm_timeout
         with unknown_if_broken_off(model.ledger, expected):
-            warmed = await model.client.prefill(prompt, ticket.visit.auth, self._context.settings.warm_timeout)
+            warmed = await model.client.prefill(prompt, ticket.visit.auth, limit_s, is_anew=is_anew)
         self._context.report.anchored(warmed.slot, warmed)
         ticket.n_anchored += warmed.prompt_n
         return warmed

@@ -24,6 +24,8 @@ from proxy.slots.ledger import Ledger, Look
 
 MAX_PREFIXES = 128
 MAX_KNOWN_KEYS = 256
+FAILED_RESUMES = 3
+"""After so many in a row host memory holds nothing of what we believe: it is too small, or off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,14 @@ class Model:
         )
         self.prompt_ms_per_token = prompt_ms_per_token
         self.was_probed = True
+
+    def resume_failed(self, *, is_gone: bool) -> None:
+        """What was to be resumed was not there; `is_gone`, for want of room."""
+        if is_gone:
+            self.ran_out_of_room()
+        self.failed_resumes += 1
+        if self.failed_resumes >= FAILED_RESUMES:
+            self.ledger.copies.clear()
 
     def ran_out_of_room(self) -> None:
         """Host memory has lost what was copied there: it is too small for anchors, and they are as likely gone."""

@@ -76,7 +76,7 @@ class Neighbours:
         if not is_loaded or not self.sharing(ticket):
             return
         talk = model.ledger.longest_copy(ticket.need)
-        tokens = await self._beginning(ticket, talk) if talk is not None else []
+        tokens = await self.beginning(ticket, talk) if talk is not None else []
         with self._pulsing():
             if not await self._push(ticket):
                 return
@@ -86,7 +86,7 @@ class Neighbours:
         self._context.spawn(self._go_on_pushing(ticket))
         await asyncio.sleep(HEAD_START_S)
 
-    async def _beginning(self, ticket: Ticket, talk: Talk) -> list[int]:
+    async def beginning(self, ticket: Ticket, talk: Talk) -> list[int]:
         """The tokens of the request that host memory has, and one more; none where they are not known."""
         visit, client = ticket.visit, self._context.model.client
         if visit.request is None or visit.prefix is None or not talk.is_whole or not continues_talk(ticket.need, talk):

@@ -10,8 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import NOWHERE_CUT, Holding, Need, Prefix, Talk, Whole, is_truncated, of_prefix, share
-from proxy.slots.ledger import SlotBelief
+from proxy.slots.holding import (
+    NOWHERE_CUT,
+    Holding,
+    Need,
+    Prefix,
+    Talk,
+    Whole,
+    continues_talk,
+    is_truncated,
+    of_prefix,
+    share,
+)
+from proxy.slots.ledger import LENGTH_TOLERANCE, SlotBelief
 from proxy.slots.prediction import loaded
 
 
@@ -46,3 +57,14 @@ def is_spoilt(need: Need, held: Holding, copies: Iterable[Talk], able: Capabilit
         return False
     copy = loaded(need, held, copies)
     return is_truncated(need, held) if copy is None else (share(need, copy) or 0) < copy.n_tokens - 1
+
+
+def loaded_exactly(need: Need, talk: Talk, copies: Iterable[Talk], cache_n: int) -> Talk | None:
+    """This copy, or an anchor that the request goes on from, if so many reused tokens are those of its end."""
+    anchors = (copy for copy in copies if copy.is_anchor and continues_talk(need, copy))
+    return next((copy for copy in (talk, *anchors) if _is_end(copy, cache_n)), None)
+
+
+def _is_end(copy: Talk, cache_n: int) -> bool:
+    """Of an anchor all but its last token; one token can always be gone back."""
+    return copy.n_tokens - 1 <= cache_n <= copy.n_tokens + (-1 if copy.is_anchor else LENGTH_TOLERANCE)

@@ -104,7 +104,7 @@ async def test_a_neighbour_ends_while_a_request_is_on_its_way(
         async def not_known(*_: Any) -> list[int]:
             return []
 
-        monkeypatch.setattr(Neighbours, "_beginning", not_known)
+        monkeypatch.setattr(Neighbours, "beginning", not_known)
     first, second = sessions("/a", "/b", tokens=2500)
     async with relay(server, hold) as url, running(url) as proxied:
         one = await proxied.ask(first)

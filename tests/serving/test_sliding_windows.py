@@ -57,6 +57,40 @@ async def test_answers_are_those_of_a_cold_server(
     assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
 
 
+@slots
+async def test_the_first_answer_that_comes_back_changed(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
+    """Nobody knew: it is seen when its conversation is brought back, which is then not gone on from."""
+    first, other = sessions("/a", "/b")
+    changed = next_turn(first, "something else", f"go on{AT_LENGTH}")
+    bodies = [telling(body) for body in (first, TITLE, changed, other)]
+    server = start_llama("swa", *flags, *FULL)
+    async with running(server) as proxied:
+        warm = [await proxied.ask(body) for body in bodies]
+        assert proxied.proxy.engine.model.answers_change
+        assert warm[2].reused >= proxied.prefix.n_tokens
+    server.restart()
+    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
+    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.sources, strict=True)]
+
+
+@pytest.mark.parametrize("acts", [False, True], ids=["displaced", "erased"])
+async def test_host_memory_that_is_too_small_gives_no_wrong_answer(
+    start_llama: StartLlama, tmp_path: Path, *, acts: bool
+) -> None:
+    """What has lost its place there is not gone on from in another conversation's window."""
+    more = ("--slot-save-path", str(tmp_path)) if acts else ()
+    server = start_llama("swa", "-np", "1", *FULL, "--cache-ram", "2", *more)
+    (first,) = sessions("/a", tokens=500, user=AT_LENGTH)
+    second, third = sessions("/b", "/c", tokens=500, user=f"tell me{AT_LENGTH}")
+    later = [next_turn(body, "done", f"go on{AT_LENGTH * 2}") for body in (second, first)]
+    bodies = [{**telling(body), "max_tokens": 1} for body in (first, second, later[0], third, later[1])]
+    async with running(server) as proxied:
+        warm = [await proxied.ask(body) for body in bodies]
+    server.restart()
+    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
+    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.reasons, strict=True)]
+
+
 async def test_without_a_proxy_they_are_not(start_llama: StartLlama) -> None:
     """What makes all this necessary; a server that does better makes it needless."""
     server = start_llama("swa", "-np", "1", *FULL)
