@@ -37,9 +37,13 @@ class Accounting:
             self._context.report.predicted(ticket, slot)
         ticket.before = old = ledger.slots[slot].holds
         self._note_given_up(ticket, old)
-        # In a short prompt the tokens that all prompts begin with can make the server choose a slot that we did not.
-        is_expected = choice is not None and choice.slot == slot
-        is_copied = choice.copies if choice is not None and is_expected else not keeps_half(ticket.need, old)
+        if choice is not None and choice.slot == slot:
+            is_copied = choice.copies
+        else:
+            # In a short prompt the tokens that all prompts share can make the server choose another slot than we did;
+            # of one that its client has named, or may have named, nothing is copied.
+            asked = ticket.visit.request
+            is_copied = asked is not None and not asked.own_slot and not keeps_half(ticket.need, old)
         if self._context.model.able.keeps_copies and is_copied:
             ledger.copied(old)
         if continues_talk(ticket.need, old) and isinstance(old, Talk):

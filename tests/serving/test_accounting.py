@@ -31,6 +31,7 @@ from tests.serving.running import sessions
 from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, ledger, look, need, talk
 
 DEFAULT_FLAGS = Capabilities(total_slots=2, keeps_copies=True, clears_idle=True, shows_slots=True)
+SLOT_0 = {"id_slot": 0}
 OURS, THEIRS = talk("ab"), talk("x")  # of which more than half is prefix: the server would not copy it by itself
 
 
@@ -367,10 +368,15 @@ async def test_a_slow_reader_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
 def test_what_another_slot_held_than_the_one_expected(shared: str, is_copied: bool) -> None:
     """A short prompt begins like any: if little of what is there stays the server has copied it."""
     at = context(OURS, Nothing())
-    titled = ticket()
-    titled.need = replace(need(shared), prefix_key="")
+    (body,) = sessions("/a")
+    titled, named = (ticket(visit=understand(orjson.dumps({**body, **own}), {}, at.settings)) for own in ({}, SLOT_0))
+    titled.need = named.need = replace(need(shared), prefix_key="")
     assert 1 == getattr(choose(titled.need, at.model.ledger.idle()), "slot", None) or not is_copied
     at.model.ledger.slots[0].last_used = 99
+    for unread in (named, ticket()):
+        Accounting(at).take_slot(unread, 0)
+        at.model.ledger.release(unread.number)
+        assert OURS.name not in at.model.ledger.copies
     Accounting(at).take_slot(titled, 0)
     assert is_copied == (OURS.name in at.model.ledger.copies)
 
