@@ -50,6 +50,7 @@ CORPUS = (
         "default",
         "what comes back has its window only: for a little it took the place of a slot that had all",
     ),
+    Day(35, "swa-full", "one", "the same"),
     Day(42, "swa-full", "default", "the same, and a prefix that was in host memory only was prefilled again"),
     Day(43, "swa-full", "one", "a copy in which nothing can be gone back was loaded for an edit"),
     Day(54, "hybrid-last", "one", "an edit behind a long question: no checkpoint lay where one was expected"),
