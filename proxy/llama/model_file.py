@@ -28,7 +28,7 @@ Value: TypeAlias = int | float | bool | str | None
 
 def sliding_window(path: str) -> int | None:
     """Tokens of the model's sliding window, 0 for a model that has none; None where the file does not tell."""
-    with suppress(OSError, ValueError, struct.error, KeyError, UnicodeDecodeError):
+    with suppress(OSError, ValueError, struct.error, KeyError):
         if Path(path).is_file():  # opening a pipe would wait for its writer
             with Path(path).open("rb") as file:
                 return _window(file)

@@ -13,8 +13,8 @@ from proxy.llama.replies import Warmed
 from proxy.serving.context import Context, PlanBroken
 from proxy.serving.slot_steps import SlotSteps, unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import BYTES_PER_TOKEN, Need, Talk, of_prefix, only_prefix
-from proxy.slots.prediction import MARK_SLACK, Choice, choose
+from proxy.slots.holding import BYTES_PER_TOKEN, Need, Nothing, Talk, of_prefix, only_prefix
+from proxy.slots.prediction import MARK_SLACK, Choice, choose, loaded
 
 MOST_S = 2.0
 """A prompt that takes longer is left alone: its client would wait for its headers meanwhile."""
@@ -97,10 +97,12 @@ class Anchors:
         await self._steps.clear(warmed.slot, ticket.visit.auth)
 
     async def _leave(self, ticket: Ticket, asked: Need, prompt: Sequence[int], anchor: Talk) -> None:
-        expected = choose(asked, self._context.model.ledger.idle())
-        warmed = await self._prefill(ticket, expected, prompt)
         model, is_spoilt = self._context.model, False
-        if model.able.truncates and anchor.name in model.ledger.copies:
+        expected = choose(asked, model.ledger.idle())
+        held = model.ledger.slots[expected.slot].holds if expected else Nothing()
+        due = loaded(asked, held, model.ledger.copies.values())
+        warmed = await self._prefill(ticket, expected, prompt)
+        if model.able.truncates and due is not None and due.name == anchor.name:
             # It is gone, then, and the server went back in something else, of which it has the window only.
             is_spoilt = warmed.cache_n < len(prompt) - MARK_SLACK
         if is_spoilt:

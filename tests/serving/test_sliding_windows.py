@@ -91,6 +91,20 @@ async def test_host_memory_that_is_too_small_gives_no_wrong_answer(
     assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.reasons, strict=True)]
 
 
+async def test_a_prefix_that_begins_like_one_that_came_back(start_llama: StartLlama) -> None:
+    """Another install's is prefilled anew: a slot less than a window farther has not all of what both share."""
+    (first,), (other,) = sessions("/a", tokens=400), sessions("/b", tokens=400, seed=5)
+    bodies = [telling(body) for body in (first, TITLE, first, next_turn(first, "done", "go on"), other)]
+    server = start_llama("swa", "-np", "1", *FULL)
+    async with running(server) as proxied:
+        warm = [await proxied.ask(body) for body in bodies]
+        assert warm[0].prefilled + warm[0].reused > 2 * sum(told.prompt_n for told in proxied.heard.anchors)
+    assert "warm-up" == proxied.sources[-1]
+    server.restart()
+    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
+    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.sources, strict=True)]
+
+
 async def test_without_a_proxy_they_are_not(start_llama: StartLlama) -> None:
     """What makes all this necessary; a server that does better makes it needless."""
     server = start_llama("swa", "-np", "1", *FULL)
