@@ -1,16 +1,16 @@
-"""Random traces from seeds, and the seeds that are kept: what anybody's day could look like, small.
+"""The seeds that are kept of random days (`days`).
 
 Owns: the corpus. A seed whose trace once cost more through the proxy than directly is added to it, with a word about
 why, and stays.
 """
 
-import random
 from dataclasses import dataclass
+from itertools import product
 
-from bench.traces import Conversation, Size, Trace, World, agent, side_request, words
+from bench.days import random_trace, varied_trace
+from bench.traces import Size, Trace
 
 SMALL = Size(900, (), 0)
-STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,16 @@ class Day:
     flags: str
     why: str = ""
     """What it found."""
+    is_varied: bool = False
+    is_long: bool = False
+    """Whether another day that is always tried has found the same."""
+
+    @property
+    def trace(self) -> Trace:
+        return varied_trace(self.seed) if self.is_varied else random_trace(self.seed)
 
     def __str__(self) -> str:
-        return f"{self.seed}-{self.model}-{self.flags}"
+        return f"{'varied-' * self.is_varied}{self.seed}-{self.model}-{self.flags}"
 
 
 CORPUS = (
@@ -55,27 +62,42 @@ CORPUS = (
     Day(43, "swa-full", "one", "a copy in which nothing can be gone back was loaded for an edit"),
     Day(54, "hybrid-last", "one", "an edit behind a long question: no checkpoint lay where one was expected"),
     Day(60, "swa", "default", "what comes back has its window only"),
+    Day(6, "hybrid-last", "default-noram", "a prefix was put over another install's conversation"),
+    Day(3, "hybrid-last", "default-noram", "the same", is_long=True),
+    Day(4, "swa", "default-noram", "what the probe had left in other slots took room from a window"),
+    Day(1, "hybrid-last", "one", "sessions in one folder share more than the exact prefix", is_varied=True),
+    *(
+        Day(seed, "hybrid-last", flags, "the same", is_varied=True, is_long=True)
+        for seed, flags in product(range(1, 6), ("one", "default"))
+        if (seed, flags) != (1, "one")
+    ),
+    Day(
+        1,
+        "swa-full",
+        "one",
+        "that an answer had come back changed showed when its copy was loaded",
+        is_varied=True,
+    ),
+    Day(1, "swa-full", "default", "the same", is_varied=True, is_long=True),
+    Day(6, "swa-full", "one", "the same, in a fork", is_varied=True),
+    Day(6, "swa-full", "default", "the same", is_varied=True, is_long=True),
+    Day(2, "hybrid", "one-noram", "a warm-up's checkpoint took the place of a better one", is_varied=True),
+    Day(2, "hybrid", "default-noram", "the same", is_varied=True, is_long=True),
+    Day(4, "hybrid-last", "default-noram", "the same; with files the prefix of another install, too", is_varied=True),
+    *(
+        Day(seed, model, flags, "the same", is_varied=True, is_long=True)
+        for seed, model, flags in (
+            (1, "hybrid-last", "one-noram"),
+            (1, "hybrid-last", "default-noram"),
+            (1, "swa", "one-noram"),
+            (2, "hybrid-last", "default-noram"),
+            (2, "swa", "one-noram"),
+            (3, "hybrid-last", "default-noram"),
+            (5, "hybrid-last", "one-noram"),
+            (5, "hybrid-last", "default-noram"),
+            (5, "swa", "one-noram"),
+        )
+    ),
+    Day(3, "swa", "default-noram", "what the probe had left in other slots", is_varied=True),
+    Day(4, "swa", "default-noram", "the same", is_varied=True, is_long=True),
 )
-
-
-def random_trace(seed: int) -> Trace:
-    """Sessions of two installs begin, go on, are edited and asked about, one request at a time."""
-
-    async def trace(world: World, size: Size) -> None:
-        choose = random.Random(seed)
-        sessions: list[Conversation] = []
-        for step in range(STEPS):
-            what = choose.choices(("new", "on", "edit", "side"), (3, 6, 1, 1))[0] if sessions else "new"
-            if what == "new":
-                install = choose.choice((1, 1, 2))
-                sessions.append(agent(world, f"s{len(sessions)}", size, seed=install))
-                await sessions[-1].turn()
-            elif what == "side":
-                await side_request(world, f"side{step}", words(choose.randint(40, 400), f"{seed} {step}")).turn()
-            else:
-                one = choose.choice(sessions)
-                if what == "edit" and len(one.history) > 1:
-                    one.body["messages"] = one.history[choose.randrange(1, len(one.history))][:-1]
-                await one.turn(words(choose.choice((10, 60, 200, 700)), f"{seed} {step}"), "tool")
-
-    return trace

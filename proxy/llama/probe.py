@@ -38,6 +38,8 @@ class Probed:
     able: Capabilities
     prompt_ms_per_token: float
     slot: int
+    token: int
+    """A random one."""
 
 
 async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: str | None, limit_s: float) -> Probed:
@@ -54,7 +56,7 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
     first = await client.prefill(prompt, auth, limit_s)
     slot, rate = first.slot, first.prompt_ms / N_TOKENS
     if first.prompt_ms > TOO_SLOW_MS or slot < 0:
-        return Probed(able, rate, slot)
+        return Probed(able, rate, slot, other)
     trial = _Trial(client, auth, limit_s, prompt, other, slot)
     acts, restores = (None, None) if filename is None else await trial.restores(filename)
     reuses, finds_alike = await trial.reuses()
@@ -73,7 +75,7 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
     if not able.rolls_back:
         mark_distance, is_windowed = await trial.marks(others)
         able = replace(able, mark_distance=mark_distance, is_windowed=is_windowed)
-    return Probed(able, rate, slot)
+    return Probed(able, rate, slot, other)
 
 
 async def _random_tokens(client: LlamaClient, auth: Auth) -> list[int]:

@@ -6,7 +6,7 @@ Owns the asking (`/apply-template`, `/tokenize`); which bodies to render and wha
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from proxy.llama.client import Auth, ControlFailed, LlamaClient
@@ -51,6 +51,24 @@ async def whole_prompt(client: LlamaClient, request: ChatRequest, prefix: Stable
     """The request's own tokens; none where the server refuses to render it, or it is very long."""
     body = variants(request, prefix)[0]
     return await _real(client, body, auth) if len(body) <= MAX_COMPARED_BYTES else []
+
+
+async def beginning_of_prompt(
+    client: LlamaClient, request: ChatRequest, prefix: StablePrefix, n_messages: int, auth: Auth
+) -> list[int]:
+    """The tokens of the first messages, the last of which is an answer in plain text; none where it is not.
+
+    The server takes such an answer for one that is to be gone on with, and leaves it open.
+    """
+    messages = request.messages[:n_messages]
+    answer = messages[-1] if len(messages) == n_messages else {}
+    if answer.get("role") != "assistant" or not answer.get("content") or answer.get("tool_calls"):
+        return []
+    fields = {**request.fields, "messages": list(messages)}
+    try:
+        return await whole_prompt(client, replace(request, messages=messages, fields=fields), prefix, auth)
+    except ControlFailed:
+        return []
 
 
 async def exact_head(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
 from proxy.serving.ticket import Ticket
 from proxy.slots.anchoring import is_within_window
-from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown, continues_talk, share
+from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.ledger import LENGTH_TOLERANCE, Look
 from proxy.slots.plan import Restore, Source
 from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, keeps_half, loaded
@@ -193,6 +193,7 @@ class Accounting:
             whole=whole_after(ticket.before, ticket.loaded, (figures.cache_n if figures else None) or 0, able),
             # After an anchor it is the anchor that can be gone back in.
             is_first=not visit.has_past and not ticket.n_anchored and _stood_at_prefix_end(ticket),
+            keeps_question=not visit.has_past and not ticket.n_anchored and not _is_repeated(ticket),
         )
 
     def _is_changed(self, ticket: Ticket) -> bool:
@@ -270,6 +271,10 @@ def _was_changed(ticket: Ticket) -> bool:
     """Whether an earlier answer of this conversation did."""
     continued = (one for one in (ticket.before, ticket.loaded) if continues_talk(ticket.need, one or Nothing()))
     return any(one.is_changed for one in continued if isinstance(one, Talk))
+
+
+def _is_repeated(ticket: Ticket) -> bool:
+    return any(repeats_talk(ticket.need, one or Nothing()) for one in (ticket.before, ticket.loaded))
 
 
 def _stood_at_prefix_end(ticket: Ticket) -> bool:

@@ -17,12 +17,13 @@ from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.identity import file_identity, model_identity, process
 from proxy.llama.model_file import sliding_window
 from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
-from proxy.llama.probe import probe
+from proxy.llama.probe import Probed, probe
 from proxy.serving.adapters import adapters
 from proxy.serving.context import Context
 from proxy.serving.known_servers import Found, keep, recall
 from proxy.serving.looked_over import is_as_left
 from proxy.serving.saving import BLIND, REFUSALS
+from proxy.serving.slot_steps import SlotSteps
 from proxy.slots.holding import Nothing, Prefix
 from proxy.slots.ledger import Look
 
@@ -47,6 +48,7 @@ class Acquaintance:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._slots = SlotSteps(context)
         self._not_before = 0.0
         """When a server that did not answer in time is asked again: those who wait for it don't ask one by one."""
 
@@ -73,7 +75,7 @@ class Acquaintance:
             # The server has read what it had written, and it was never seen in SLOT_DIR.
             self._context.store.shelf.is_blind = True
             self._context.report.trouble(f"not_saved:{BLIND}", f"no checkpoint is saved: {REFUSALS[BLIND]}")
-        await self._after_probe(found.slot, auth)
+        await self._after_probe(found, auth)
         await self._keep()
         self._context.report.probed(model.able)
         self._warn()
@@ -97,7 +99,8 @@ class Acquaintance:
             known = known.seen_from(str(settings.slot_dir or ""))
             model.take_up(known.able, known.prompt_ms_per_token)
             # The one before did not try what only checkpoints need.
-            model.was_probed = known.able.acts_on_slots is not None or not settings.persist
+            are_files_known = known.able.acts_on_slots is False or known.able.restores is not None
+            model.was_probed = are_files_known or not settings.persist
             self._context.report.recalled(model.able)
             self._warn()
         elif model.able.shows_slots and not settings.observe_only:
@@ -126,20 +129,21 @@ class Acquaintance:
                 "a sliding-window model needs --swa-full on the server",
             )
 
-    async def _after_probe(self, slot: int, auth: Auth) -> None:
-        """Leave a slot that is empty, or at least one that shares nothing with anybody."""
+    async def _after_probe(self, found: Probed, auth: Auth) -> None:
+        """Leave slots that are empty: where they share a buffer, what is in one takes room from the others' windows."""
         model = self._context.model
-        if model.able.acts_on_slots:
-            with suppress(ControlFailed):
-                await model.client.erase(slot, auth, self._context.settings.control_timeout)
         if not model.able.shows_slots:
-            model.ledger.hold(slot, Prefix("", PROBE_TOKENS))
+            model.ledger.hold(found.slot, Prefix("", PROBE_TOKENS))
             return
         looks = await model.client.slots(auth)
         ours = [look for look in looks if self._context.is_new(look)]
         for look in ours:
             model.ledger.hold(look.slot, Prefix("", look.n_tokens) if look.n_tokens else Nothing())
         self._context.observe(looks, [look.slot for look in ours])
+        with suppress(ControlFailed):
+            for look in ours:
+                if look.n_tokens and not look.is_busy:
+                    await self._slots.clear(look.slot, auth, found.token)
 
     async def glance(self, auth: Auth, *, is_needed: bool = False) -> bool:
         """Is it still the same server, and has anybody else used it? Only after a silence; whether it was looked."""

@@ -32,7 +32,7 @@ class Anchors:
         """Tokens of those in host memory, by name."""
 
     async def keep(self, ticket: Ticket, key: str) -> None:
-        """Leave the exact prefix in host memory and in a slot; one that is there is loaded and copied again.
+        """Leave an exact prefix or a head in host memory and in a slot; one that is there is loaded and copied again.
 
         Raises ControlFailed; PlanBroken where the prefix is forgotten.
         """
@@ -45,8 +45,10 @@ class Anchors:
             (round(n_tokens * BYTES_PER_TOKEN),),
             n_prompt=n_tokens,
             n_tokens=n_tokens,
-            prefix_key=key,
-            prefix_tokens=prefix.n_tokens,
+            prefix_key=prefix.base_key or key,
+            prefix_tokens=prefix.base_tokens or prefix.n_tokens,
+            head_key=key if prefix.base_key else "",
+            head_tokens=prefix.n_tokens if prefix.base_key else 0,
             is_marked=True,
             is_first=True,
             inputs=need.inputs,
@@ -54,10 +56,14 @@ class Anchors:
         )
         asked = replace(only_prefix(need, key, prefix.n_tokens), chain=anchor.chain, sizes=anchor.sizes)
         first = prefix.tokens[0]  # begins a prompt, and so goes on from none
-        if self._context.model.able.is_windowed and anchor.name not in self._context.model.ledger.copies:
+        model, before = self._context.model, list[int]()
+        if model.able.is_windowed:
             # A window that comes back from a checkpoint can't be gone back in to where that lies, only behind it.
-            expected = choose(asked, self._context.model.ledger.idle())
-            await self._prefill(ticket, expected, [*prefix.tokens[:-BEHIND], first])
+            before = [*prefix.tokens[:-BEHIND], first]
+        elif prefix.base_key:
+            before = list(prefix.tokens)  # where it ends, the next prompt leaves a checkpoint
+        if before and anchor.name not in model.ledger.copies:
+            await self._prefill(ticket, choose(asked, model.ledger.idle()), before)
         await self._leave(ticket, asked, [*prefix.tokens, first], anchor)
 
     async def anchor(self, ticket: Ticket) -> None:
@@ -101,13 +107,14 @@ class Anchors:
         expected = choose(asked, model.ledger.idle())
         held = model.ledger.slots[expected.slot].holds if expected else Nothing()
         due = loaded(asked, held, model.ledger.copies.values())
-        warmed = await self._prefill(ticket, expected, prompt)
         if model.able.truncates and due is not None and due.name == anchor.name:
-            # It is gone, then, and the server went back in something else, of which it has the window only.
-            is_spoilt = warmed.cache_n < len(prompt) - MARK_SLACK
+            # A token more proves that it was this one: if it is gone, the server goes back in something else with as
+            # much in common, of which it has the window only.
+            proof = await self._prefill(ticket, expected, [*prompt, prompt[-1]])
+            is_spoilt = proof.cache_n < len(prompt)
         if is_spoilt:
             model.ran_out_of_room()
-            warmed = await self._prefill(ticket, expected, prompt, is_anew=True)
+        warmed = await self._prefill(ticket, expected, prompt, is_anew=is_spoilt)
         slot = await self._steps.prefilled(asked, expected, warmed, anchor, ticket.visit.auth)
         await self._steps.copy(slot, ticket.visit.auth)
         copies = self._context.model.ledger.copies

@@ -150,14 +150,14 @@ class Engine:
             self._take_up(ticket, made)
             try:
                 await self.executor.carry_out(ticket)
+                if made.source is Source.CONTINUE:
+                    return
+                if not await self.neighbours.have_ended(ticket):
+                    await self.neighbours.keep_away(ticket)
+                    return
             except PlanAgain:
                 ticket.plan = nothing("no_plan_worked")
                 continue
-            if made.source is Source.CONTINUE:
-                return
-            if not await self.neighbours.have_ended(ticket):
-                await self.neighbours.keep_away(ticket)
-                return
             if model.settling:
                 await asyncio.wait(model.settling)
 

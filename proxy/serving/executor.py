@@ -11,7 +11,6 @@ one who started it has waited long enough; what it prefilled so far stays useful
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
 
 from proxy.llama.client import Auth
 from proxy.llama.replies import Warmed
@@ -20,12 +19,13 @@ from proxy.serving.checkpoint_steps import CheckpointSteps
 from proxy.serving.context import Context, PlanAgain, PlanBroken
 from proxy.serving.model import ExactPrefix
 from proxy.serving.neighbours import Neighbours
+from proxy.serving.resuming import Resuming
 from proxy.serving.slot_steps import SlotSteps, unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Nothing, Talk, Unknown, only_prefix
+from proxy.slots.holding import Nothing, only_prefix
 from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import choose, is_from
-from proxy.slots.truncation import is_spoilt, loaded_exactly, whole_after
+from proxy.slots.prediction import choose
+from proxy.slots.truncation import is_spoilt
 
 SILENCE_RESERVE_S = 0.5
 """A warm-up ends this long before the client has waited long enough, so that the server is free again."""
@@ -40,19 +40,22 @@ class Executor:
         self._slots = SlotSteps(context)
         self._checkpoints = CheckpointSteps(context, self._slots)
         self._anchors = Anchors(context, self._slots)
+        self._resuming = Resuming(context)
 
     async def carry_out(self, ticket: Ticket) -> None:
         """All steps in order; raises ControlFailed where one fails, PlanAgain where another plan is better."""
+        model = self._context.model
+        is_proven = ticket.plan.source is Source.RESUME and bool(model.able.keeps_copies) and model.able.truncates
+        if is_proven:
+            await self._resuming.count_answer(ticket)
         for step in ticket.plan.steps:
             try:
                 await self.do(ticket, step)
             except PlanBroken as error:
                 ticket.plan = nothing(str(error))
                 return
-        model = self._context.model
-        is_resumed = ticket.plan.source is Source.RESUME and model.able.keeps_copies
-        if is_resumed and model.able.truncates and not self._neighbours.sharing(ticket):
-            await self._bring_back(ticket)
+        if is_proven and not self._neighbours.sharing(ticket):
+            await self._resuming.bring_back(ticket)
 
     async def do(self, ticket: Ticket, step: Step) -> None:
         """One step; raises as `carry_out` does, and PlanBroken."""
@@ -91,55 +94,6 @@ class Executor:
                 task.add_done_callback(self._context.model.turn.give_back)
                 self._context.watch_over(task)
             raise
-
-    async def _bring_back(self, ticket: Ticket) -> None:
-        """Have a copy with a window only loaded by a prompt of ours, one token longer than it; raises PlanAgain.
-
-        If it is gone, or its answer came back changed, the server goes back in it, or in another one: a request that
-        went on from there would be answered wrongly. Its slot is emptied then.
-        """
-        model, auth = self._context.model, ticket.visit.auth
-        ledger, need = model.ledger, ticket.need
-        talk = ledger.longest_copy(need)
-        tokens = await self._neighbours.beginning(ticket, talk) if talk is not None else []
-        if talk is None or not tokens:
-            return
-        expected = choose(need, ledger.idle())
-        with unknown_if_broken_off(ledger, expected):
-            warmed = await self._prefill_tokens(tokens, auth)
-        came = loaded_exactly(need, talk, ledger.copies.values(), warmed.cache_n)
-        held = replace(came or talk, is_anchor=False, n_prompt=len(tokens), n_tokens=len(tokens))
-        slot = await self._slots.prefilled(need, expected, warmed, held if came else Unknown(len(tokens)), auth)
-        model.answers_change = model.answers_change or (came is not talk and is_from(talk, warmed.cache_n))
-        if came is None:
-            ledger.taken(talk)
-            if not is_from(talk, warmed.cache_n):
-                model.resume_failed(is_gone=True)
-            await self._not_brought_back(ticket, slot, held)
-            return
-        ledger.taken(came)
-        if came is not talk:
-            ledger.copied(talk)  # of an anchor more was kept
-        ledger.hold(slot, replace(held, whole=whole_after(Nothing(), came, warmed.cache_n, model.able)))
-
-    async def _not_brought_back(self, ticket: Ticket, slot: int, held: Talk) -> None:
-        """Empty the slot; where that would leave a copy of it, prefill the same anew over it."""
-        model, auth = self._context.model, ticket.visit.auth
-        if model.able.acts_on_slots:
-            await self._slots.clear(slot, auth)
-            raise PlanAgain("copy_not_as_expected")
-        tokens = await self._neighbours.beginning(ticket, held)
-        ticket.plan = nothing("copy_not_as_expected")
-        if tokens:
-            warmed = await self._prefill_tokens(tokens, auth, is_anew=True)
-            model.ledger.hold(slot if warmed.slot < 0 else warmed.slot, replace(held, n_tokens=len(tokens)))
-            await self._slots.seen_again(slot, auth)
-
-    async def _prefill_tokens(self, tokens: list[int], auth: Auth, *, is_anew: bool = False) -> Warmed:
-        limit_s = self._context.settings.warm_timeout
-        warmed = await self._context.model.client.prefill(tokens, auth, limit_s, is_anew=is_anew)
-        self._context.report.warmed(warmed.slot, warmed)
-        return warmed
 
     # Warm-ups
 

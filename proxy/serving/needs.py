@@ -23,10 +23,13 @@ from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
+from proxy.slots.anchoring import leaves_anchors
 from proxy.slots.holding import BYTES_PER_TOKEN, Need, continues_talk
 
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
+ANCHORED_HEAD_TOKENS = 24
+"""The same where an anchor keeps it, which costs no file and little time."""
 REWRITTEN_TIMES = 3
 MAX_FINGERPRINTS = 64
 MAX_CONVERSATIONS = 64
@@ -115,15 +118,17 @@ class Needs:
         return 0 < self._context.model.able.n_ctx < n_tokens
 
     async def _head(self, ticket: Ticket, base: ExactPrefix) -> ExactPrefix | None:
-        """The head, where it is worth a checkpoint of its own: the model can't go back to its end by itself."""
+        """The head, where it is worth keeping: the model can't go back to its end by itself."""
         visit, model = ticket.visit, self._context.model
-        if not self._context.store.is_on or not model.able.restores or model.able.rolls_back or base.chat_body:
+        has_files = self._context.store.is_on and bool(model.able.restores)
+        if model.able.rolls_back or base.chat_body or not (has_files or leaves_anchors(model.able)):
             return None
         found = model.recall(visit.head, date.today())
         if found is None and visit.request is not None and visit.prefix is not None:
             tokens = await exact_head(model.client, visit.request, visit.prefix, visit.auth)
             found = self._remember(visit.head, tokens, base)
-        return found if found is not None and found.n_tokens >= base.n_tokens + HEAD_TOKENS else None
+        least = HEAD_TOKENS if has_files else ANCHORED_HEAD_TOKENS
+        return found if found is not None and found.n_tokens >= base.n_tokens + least else None
 
     def _remember(
         self, name: str, tokens: tuple[int, ...], base: ExactPrefix | None = None, seen: tuple[int, int] = (0, 0)

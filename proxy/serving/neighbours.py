@@ -17,15 +17,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from proxy.llama.client import ControlFailed
-from proxy.llama.renderer import whole_prompt
 from proxy.serving.context import Context
+from proxy.serving.resuming import Resuming, beginning
 from proxy.serving.slot_steps import unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Nothing, Talk, continues_talk, share
+from proxy.slots.holding import Nothing, Talk, Unknown, share
 from proxy.slots.ledger import SlotBelief
 from proxy.slots.plan import Source
 from proxy.slots.prediction import choose, is_from
-from proxy.slots.truncation import whole_after
+from proxy.slots.truncation import loaded_exactly, whole_after
 
 ENDS_S = 0.25
 """How long the end of an answer may take to come here after its slot is free; a slower reader isn't awaited."""
@@ -40,6 +40,7 @@ class Neighbours:
 
     def __init__(self, context: Context, inside: Mapping[int, Ticket]) -> None:
         self._context = context
+        self._resuming = Resuming(context)
         self._inside = inside
 
     def sharing(self, ticket: Ticket) -> list[SlotBelief]:
@@ -69,14 +70,15 @@ class Neighbours:
 
         The server takes up tasks between two batches. The answer to an empty task tells that a batch has just begun:
         the next empty task and our prompt then wait for its end together, in this order. Where the request's tokens are
-        not known the request itself follows, and empty tasks go on until it has begun.
+        not known the request itself follows, and empty tasks go on until it has begun. Raises PlanAgain where what was
+        loaded can't be gone on from.
         """
         model = self._context.model
         is_loaded = ticket.plan.source is Source.RESUME and model.able.keeps_copies and model.able.clears_idle
         if not is_loaded or not self.sharing(ticket):
             return
         talk = model.ledger.longest_copy(ticket.need)
-        tokens = await self.beginning(ticket, talk) if talk is not None else []
+        tokens = await beginning(self._context, ticket, talk) if talk is not None else []
         with self._pulsing():
             if not await self._push(ticket):
                 return
@@ -85,17 +87,6 @@ class Neighbours:
                 return
         self._context.spawn(self._go_on_pushing(ticket))
         await asyncio.sleep(HEAD_START_S)
-
-    async def beginning(self, ticket: Ticket, talk: Talk) -> list[int]:
-        """The tokens of the request that host memory has, and one more; none where they are not known."""
-        visit, client = ticket.visit, self._context.model.client
-        if visit.request is None or visit.prefix is None or not talk.is_whole or not continues_talk(ticket.need, talk):
-            return []
-        try:
-            tokens = await whole_prompt(client, visit.request, visit.prefix, visit.auth)
-        except ControlFailed:
-            return []
-        return tokens[: talk.n_tokens + 1] if talk.n_tokens + 1 < len(tokens) else []
 
     async def _bring_back(self, ticket: Ticket, talk: Talk, tokens: list[int]) -> None:
         """Have the server load the copy into a slot, right behind an empty task."""
@@ -111,6 +102,10 @@ class Neighbours:
         context.report.warmed(warmed.slot, warmed)
         await self._account_of(warmed.slot)
         ledger.taken(talk)
+        if context.model.able.truncates and not loaded_exactly(ticket.need, talk, (), warmed.cache_n):
+            ledger.hold(warmed.slot, Unknown(len(tokens)))
+            await self._resuming.not_brought_back(ticket, warmed.slot, talk)
+            return
         if is_from(talk, warmed.cache_n):
             ledger.copied(ledger.slots[warmed.slot].holds)  # loaded, and so what stood there was moved away before
         whole = whole_after(Nothing(), talk, warmed.cache_n, context.model.able)

@@ -62,8 +62,11 @@ class SlotSteps:
             copy_tokens = min(MOST_LET_GO, int(model.copy_ms / model.prompt_ms_per_token))
             model.able = replace(model.able, copy_tokens=copy_tokens)
 
-    async def clear(self, slot: int, auth: Auth) -> None:
-        """Empty a slot: erase it, or overwrite it with one token where slot actions are off: then it is copied, too."""
+    async def clear(self, slot: int, auth: Auth, token: int | None = None) -> None:
+        """Empty a slot: erase it, or overwrite it with one token where slot actions are off: then it is copied, too.
+
+        `token` is one that may be used for it; by default one that no prompt begins with is looked for.
+        """
         model, settings = self._context.model, self._context.settings
         if model.able.acts_on_slots is not False:
             try:
@@ -73,10 +76,12 @@ class SlotSteps:
                     raise
                 model.able = replace(model.able, acts_on_slots=False)
             else:
+                model.able = replace(model.able, acts_on_slots=True)
                 model.ledger.hold(slot, Nothing())
                 await self.seen_again(slot, auth)
                 return
-        await model.client.displace(slot, self._fresh_token(), auth, settings.warm_timeout)
+        token = self._fresh_token() if token is None else token
+        await model.client.displace(slot, token, auth, settings.warm_timeout)
         if model.able.keeps_copies and not model.able.goes_back_freely:
             model.ledger.copied(model.ledger.slots[slot].holds)
         model.ledger.hold(slot, Prefix("", 1))

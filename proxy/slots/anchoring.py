@@ -5,8 +5,9 @@ only the oldest once the next prompt has run, a sliding window that comes back f
 window, and a conversation there is gone when a new session has taken it for its prefix. So what a new session could
 begin with, and what an edited one could go back to, is lost after the second turn. An anchor is such a beginning with
 another token at its end: the server drops an entry that another one contains, and this one is contained in none, so it
-stays, with its checkpoints as they were. There are two for a first turn: the exact prefix, for new sessions, and the
-whole prompt, for edits. They cost some five tokens.
+stays, with its checkpoints as they were. There are two for a first turn, the exact prefix, for new sessions, and the
+whole prompt, for edits; and the head, for new sessions in that folder, where it is much longer. They cost some five
+tokens.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, is_truncated, of_prefix, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Anchor, Keep, Step
-from proxy.slots.prediction import CHECKPOINT_STEP, is_turn_kept, loaded
+from proxy.slots.prediction import CHECKPOINT_STEP, is_question_edited, is_turn_kept, loaded
 
 WINDOW = 512
 """Tokens of a usual sliding window."""
@@ -31,16 +32,21 @@ def anchors(need: Need, ledger: Ledger, able: Capabilities) -> tuple[Step, ...]:
     """
     is_alone = len(ledger.idle()) == len(ledger.slots)
     is_first = not need.has_past and need.rest_tokens > 0 and not need.is_slow
-    is_worth_it = able.needs_anchors and bool(able.keeps_copies) and able.has_room is not False
-    is_worth_it = is_worth_it and is_alone and is_first
-    return (Keep(need.prefix_key), Anchor()) if is_worth_it else ()
+    # What the server can go back to behind them, it leaves as it is where nobody prepares anything.
+    is_needless = any(is_question_edited(need, belief.holds, able) for belief in ledger.idle())
+    if not (leaves_anchors(able) and is_alone and is_first) or is_needless:
+        return ()
+    return (*(Keep(key) for key in (need.prefix_key, need.head_key) if key), Anchor())
 
 
-def anchor_of(prefix_key: str, ledger: Ledger) -> Talk | None:
-    """The exact prefix's own in host memory."""
-    return next(
-        (talk for talk in ledger.copies.values() if talk.is_anchor and talk.chain == of_prefix(prefix_key)), None
-    )
+def leaves_anchors(able: Capabilities) -> bool:
+    """Whether this server needs them, and has room for them."""
+    return able.needs_anchors and bool(able.keeps_copies) and able.has_room is not False
+
+
+def anchor_of(key: str, ledger: Ledger) -> Talk | None:
+    """That of an exact prefix, or of a head, in host memory."""
+    return next((talk for talk in ledger.copies.values() if talk.is_anchor and talk.chain == of_prefix(key)), None)
 
 
 def is_within_window(need: Need, held: Holding, able: Capabilities) -> bool:
@@ -52,6 +58,11 @@ def is_within_window(need: Need, held: Holding, able: Capabilities) -> bool:
     if not able.is_windowed or not isinstance(held, Talk) or not held.is_whole or is_truncated(need, held):
         return False
     return 0 <= held.n_tokens - (share(need, held) or 0) <= window_reach(able)
+
+
+def serves_unprepared(need: Need, held: Holding, able: Capabilities) -> bool:
+    """Whether the server goes back in this by itself about as far as to an exact prefix of ours."""
+    return is_within_window(need, held, able) or is_question_edited(need, held, able)
 
 
 def window_reach(able: Capabilities) -> int:

@@ -77,6 +77,9 @@ class Talk:
     is_first: bool = False
     """Whether this was its first turn and went on from the prefix's end: then the server can go back to there. Of the
     in-memory checkpoints that it has, the next turn leaves only the oldest, which lies some hundred tokens before."""
+    keeps_question: bool = False
+    """Whether this was its first turn and ran through where its question begins: there the server left an in-memory
+    checkpoint, too, until the next turn."""
     head_key: str = ""
     head_tokens: int = 0
     inputs: bytes = b""
@@ -187,6 +190,11 @@ def common_tokens(need: Need, *keys: str) -> int:
 def of_prefix(key: str) -> tuple[bytes, ...]:
     """What stands for the messages of an exact prefix's anchor: it is the beginning of no conversation."""
     return (key.encode(),)
+
+
+def is_of_prefix(talk: Talk) -> bool:
+    """Whether it is the anchor of an exact prefix or of a head."""
+    return talk.is_anchor and talk.chain in (of_prefix(talk.prefix_key), of_prefix(talk.head_key))
 
 
 def is_truncated(need: Need, holding: Holding) -> bool:

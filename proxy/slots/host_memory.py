@@ -7,7 +7,14 @@ comes with the steps after which the server loads that one and no other.
 from collections.abc import Sequence
 
 from proxy.request.conversation import shared_messages
-from proxy.slots.anchoring import anchor_of, has_more_than_window, in_its_way, is_outdone, is_within_window
+from proxy.slots.anchoring import (
+    anchor_of,
+    has_more_than_window,
+    in_its_way,
+    is_outdone,
+    is_within_window,
+    serves_unprepared,
+)
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, goes_beyond, share
 from proxy.slots.ledger import Ledger, SlotBelief
@@ -76,11 +83,15 @@ def _discarded(
 
 
 def from_anchor(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
-    """The prefix's anchor in host memory, unless a slot serves as well; it is asked for by what no other entry has."""
-    anchor = anchor_of(need.prefix_key, ledger)
-    if anchor is None or any(_begins_right(b.holds, need, able) for b in idle):
+    """The head's or the prefix's anchor in host memory, unless a slot serves as well.
+
+    It is asked for by what no other entry has.
+    """
+    key = next((key for key in (need.head_key, need.prefix_key) if key and anchor_of(key, ledger)), "")
+    anchor = anchor_of(key, ledger)
+    if anchor is None or any(_begins_right(b.holds, need, able, is_head=key == need.head_key) for b in idle):
         return None
-    return _from_host_memory(anchor, need, idle, able, Keep(need.prefix_key))
+    return _from_host_memory(anchor, need, idle, able, Keep(key))
 
 
 def from_first_turn(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
@@ -105,8 +116,8 @@ def _from_host_memory(copy: Talk, need: Need, idle: Sequence[SlotBelief], able: 
     return Plan(Source.HIT, "host_memory_begins_with_prefix", steps, reach(need, copy, able))
 
 
-def _begins_right(held: Holding, need: Need, able: Capabilities) -> bool:
-    """Whether the server can go back to the prefix's end in what this slot holds."""
+def _begins_right(held: Holding, need: Need, able: Capabilities, *, is_head: bool = False) -> bool:
+    """Whether the server can go back to the prefix's end, or the head's, in what this slot holds."""
     if not isinstance(held, Talk) or not held.prefix_key or held.prefix_key != need.prefix_key:
         return False
-    return held.is_first or is_within_window(need, held, able)
+    return (held.is_first and not is_head) or serves_unprepared(need, held, able)

@@ -29,35 +29,38 @@ the numbers stand again at the branches.
 10. the prefix is in a slot that is busy, and nothing is to be saved, or the request is in mid-conversation: whoever
     builds it now does so in its own request anyway. Forward.
 11. in mid-conversation with a prefix never seen (tools switched, a prompt rewritten each turn): the request prefills it
-    anyway, and it may never come again. Forward.
+    anyway, and it may never come again. Forward; but not where the server would go back in what is not whole.
 12. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
 13. a conversation in host memory begins with the prefix: the server takes that one for it, as it would without us.
     Forward; a warm-up would take it just the same.
-14. the model can't roll back, nothing is saved, there can be no anchor, and the request leaves an in-memory checkpoint
-    of its own within the prefix that outlives its later turns. One that a warm-up left instead would lie farther back
-    by all that follows the prefix here. Forward; with the second such session the prefix is prefilled from there on
-    (15).
-15. else prefill it (`warm-up`), save it where that is wanted, forward.
+14. the model can't roll back, nothing is saved, and there can be no anchor: the in-memory checkpoint that a warm-up
+    leaves takes the place of one farther on that the request would leave, and the next turn keeps one of them. Forward.
+    So too beside other requests, where the request's own lies within the prefix; with the second such session the
+    prefix is prefilled from there on (16).
+15. the server keeps no copies, and would put the prefix, as it is shorter than the request, into a slot of somebody
+    else's that shares a part of it. Forward.
+16. else prefill it (`warm-up`), save it where that is wanted, forward.
 
 Where a model can't roll back, sessions of one folder share more than the exact prefix: the head. It is treated like the
-exact prefix, one level deeper: 7 and 9 look for it first, and where it is not there yet, 7, 9 and 15 end with
+exact prefix, one level deeper: 7 and 9 look for it first, and where it is not there yet, 7, 9 and 16 end with
 prefilling and saving it on top of the exact prefix. The request would have prefilled these tokens anyway.
 
-Where a first turn's prefix was found or made (7, 8, 13, 15) without files, an anchor is left behind where that is worth
+Where a first turn's prefix was found or made (7, 8, 13, 16) without files, an anchor is left behind where that is worth
 it (`anchoring`).
 
 A sliding window comes back with its window only: for little, 3 is left where a slot has everything and nearly as much
 of the conversation; with `--swa-full` such a slot is moved out of the way before all else (`truncation`).
 
-Wherever a request is forwarded unprepared (5, 6, 10 to 12, 14), a conversation that it would overwrite is copied first.
+Wherever a request is forwarded unprepared (5, 6, 10 to 12, 14, 15), a conversation that it would overwrite is copied
+first.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proxy.slots.anchoring import anchor_of, anchors, is_within_window
+from proxy.slots.anchoring import anchor_of, anchors, leaves_anchors, serves_unprepared
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, repeats_talk, share
+from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, only_prefix, repeats_talk, share
 from proxy.slots.host_memory import from_anchor, from_first_turn, held_conversation, resume, resume_edited
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import copies_of, is_given_up, moved_aside, moved_out, unprepared
@@ -132,8 +135,9 @@ def _prepare(
     is_kept = is_kept or (is_native and anchor_of(need.prefix_key, ledger) is not None)
     if is_kept or wanted.source not in (Source.HIT, Source.WARM_UP):
         return wanted
-    more = (step for step in anchors(need, ledger, able) if step not in wanted.steps)
-    return replace(wanted, steps=(*wanted.steps, *more))
+    steps = anchors(need, ledger, able)
+    n_done = max((place + 1 for place, step in enumerate(steps) if step in wanted.steps), default=0)
+    return replace(wanted, steps=(*wanted.steps, *steps[n_done:]))  # each goes on from the one before it
 
 
 def _give_prefix(
@@ -147,7 +151,7 @@ def _give_prefix(
             return _with_head(Plan(Source.HIT, "slot_holds_prefix", aside, bare.holds.n_tokens, bare.slot), head, need)
     native = None if _loads_spoilt(need, ledger, idle, able) else _native(need, idle, able)
     can_restore = acts and (disk.has_checkpoint or disk.has_head)
-    is_near = any(b.slot == native.slot and is_within_window(need, b.holds, able) for b in idle) if native else False
+    is_near = native is not None and any(b.slot == native.slot and serves_unprepared(need, b.holds, able) for b in idle)
     if native and (native.expected_cache_n >= need.prefix_tokens or is_near):  # 8
         return native
     if edited := resume_edited(need, ledger, idle, able):
@@ -176,7 +180,7 @@ def _build(
 ) -> Plan:
     if (need.has_past or not may_save) and _is_busy_with_prefix(need, ledger):  # 10
         return unprepared("prefix_in_busy_slot", need, idle, able)
-    if need.has_past:  # 11
+    if need.has_past and not _loads_spoilt(need, ledger, idle, able):  # 11
         return unprepared("mid_conversation", need, idle, able)
     if need.is_slow:  # 12
         return unprepared("built_when_idle", need, idle, able)
@@ -185,14 +189,31 @@ def _build(
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), reach(need, copy, able))
     if not may_save and not anchors(need, ledger, able) and _leaves_its_own_mark(need, idle, able):  # 14
         return unprepared("own_checkpoint_serves", need, idle, able)
+    if _takes_a_slot(need, idle, able):  # 15
+        return unprepared("prefix_would_overwrite", need, idle, able)
     save: tuple[Step, ...] = (Save(need.prefix_key),) if may_save else ()
     aside = copies_of([b for b in idle if isinstance(b.holds, Unknown | Talk)], able)
     steps = (*aside, Warm(need.prefix_key), *save)
-    return _with_head(Plan(Source.WARM_UP, "no_checkpoint", steps, need.prefix_tokens), head, need)  # 15
+    return _with_head(Plan(Source.WARM_UP, "no_checkpoint", steps, need.prefix_tokens), head, need)  # 16
+
+
+def _takes_a_slot(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> bool:
+    """Whether the prefix alone would be put into a slot with somebody's work, the whole request elsewhere.
+
+    Of a shorter prompt what two installs share is a larger part.
+    """
+    taken, wanted = choose(only_prefix(need, need.prefix_key, need.prefix_tokens), idle), choose(need, idle)
+    if able.keeps_copies or taken is None or wanted is None or taken.slot == wanted.slot:
+        return False
+    return any(b.slot == taken.slot and isinstance(b.holds, Unknown | Talk) for b in idle)
 
 
 def _leaves_its_own_mark(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> bool:
-    if able.rolls_back or not able.mark_distance or not 0 < need.rest_tokens <= able.mark_distance:
+    if able.rolls_back or not able.needs_anchors:
+        return False
+    if not leaves_anchors(able):
+        return True
+    if not 0 < need.rest_tokens <= (able.mark_distance or 0):
         return False
     return not any(isinstance(b.holds, Talk) and b.holds.prefix_key == need.prefix_key for b in idle)
 
@@ -229,7 +250,7 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
     chosen = next((b for b in sharing if choice is not None and b.slot == choice.slot), None)
     if chosen is None or not isinstance(chosen.holds, Talk):
         return None
-    expected = reach(need, chosen.holds, able) or int(is_within_window(need, chosen.holds, able))
+    expected = reach(need, chosen.holds, able) or int(serves_unprepared(need, chosen.holds, able))
     if not expected:
         return None
     copies = copies_of([b for b in sharing if not is_given_up(need, b.holds, able)], able, chosen)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from proxy.request.conversation import shared_messages
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Need, Nothing, Talk, share
+from proxy.slots.holding import FIRST_MESSAGES, Holding, Need, Nothing, Talk, is_rendered_alike, share
 from proxy.slots.ledger import SlotBelief
 
 SIMILARITY = 0.1
@@ -101,6 +101,17 @@ def is_turn_kept(need: Need, talk: Talk, able: Capabilities) -> bool:
         return False
     distance = able.mark_distance or CHECKPOINT_DISTANCE
     return able.keeps_checkpoints or talk.n_prompt - (share(need, talk) or 0) <= distance
+
+
+def is_question_edited(need: Need, held: Holding, able: Capabilities) -> bool:
+    """Whether a server that can't roll back can go back to where a first question begins, which is another one now.
+
+    That lies behind all that sessions of one folder share. A sliding window may have left another one in its place.
+    """
+    if not isinstance(held, Talk) or not held.is_whole or able.is_windowed is not False:
+        return False
+    is_alike = shared_messages(need.chain, held.chain) == FIRST_MESSAGES - 1 and is_rendered_alike(need, held)
+    return is_alike and held.keeps_question
 
 
 def reach(need: Need, talk: Talk, able: Capabilities) -> int:

@@ -18,8 +18,8 @@ from proxy.slots.holding import (
     Talk,
     Whole,
     continues_talk,
+    is_of_prefix,
     is_truncated,
-    of_prefix,
     share,
 )
 from proxy.slots.ledger import LENGTH_TOLERANCE, SlotBelief
@@ -32,7 +32,7 @@ def whole_after(before: Holding, copy: Talk | None, cache_n: int, able: Capabili
         return NOWHERE_CUT
     if copy is not None:
         # What an anchor begins with is in no message, or in all of them; of a conversation the answer follows.
-        n_messages = len(copy.chain) + (not copy.is_anchor) if copy.chain != of_prefix(copy.prefix_key) else 0
+        n_messages = 0 if is_of_prefix(copy) else len(copy.chain) + (not copy.is_anchor)
         whole = Whole(copy.n_tokens, n_messages)
     else:
         whole = before.whole if isinstance(before, Prefix | Talk) else NOWHERE_CUT

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bench.corpus import CORPUS, Day
+from bench.corpus import Day
 from proxy.demo.servers import ServerBinary
-from tests.bench.comparing import compare
+from tests.bench.comparing import compare, days
 
 
-@pytest.mark.parametrize("day", [day for day in CORPUS if day.model.startswith("swa")], ids=str)
+@pytest.mark.parametrize("day", days(lambda day: day.model.startswith("swa")))
 def test_never_more_than_directly(day: Day, llama_binary: ServerBinary) -> None:
     """Beyond 8 tokens a new prefix and 24 a resume, with and without checkpoints."""
     compare(day, llama_binary)

@@ -15,7 +15,7 @@ from proxy.demo.models import Kind
 from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import Body, next_turn
 from proxy.demo.vocabulary import WORDS
-from proxy.serving.neighbours import Neighbours
+from proxy.serving import neighbours
 from tests.conftest import StartLlama
 from tests.load.quiet import idle_server
 from tests.load.relay import Call, relay
@@ -104,7 +104,7 @@ async def test_a_neighbour_ends_while_a_request_is_on_its_way(
         async def not_known(*_: Any) -> list[int]:
             return []
 
-        monkeypatch.setattr(Neighbours, "beginning", not_known)
+        monkeypatch.setattr(neighbours, "beginning", not_known)
     first, second = sessions("/a", "/b", tokens=2500)
     async with relay(server, hold) as url, running(url) as proxied:
         one = await proxied.ask(first)

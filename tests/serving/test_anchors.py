@@ -25,6 +25,7 @@ A_RESUME = 24
 """What a resume may cost."""
 AT_LENGTH = " and then the next thing" * 60
 """Of less a resume is not worth what a sliding window loses by it."""
+PROJECT = "write tests first" * 10
 TITLE: Body = {
     "messages": [{"role": "system", "content": "give this a short title."}, {"role": "user", "content": "hello there"}],
     "max_tokens": 4,
@@ -69,6 +70,26 @@ async def test_a_session_that_begins_in_a_later_turn_of_another(
         (further,) = await asked(proxied, first[3])
         assert "resume" == proxied.sources[-1]
         assert third.prefilled + A_RESUME >= further.prefilled
+    assert [] == proxied.heard.troubles
+
+
+@pytest.mark.parametrize("more", [(), ("--cache-ram", "0")], ids=["host-memory", "none"])
+@pytest.mark.parametrize("turned", [1, 2], ids=["first-turn", "second-turn"])
+@pytest.mark.parametrize("tools_last", [False, True], ids=["hybrid", "tools-last"])
+async def test_another_session_in_the_same_folder(
+    start_llama: StartLlama, *, tools_last: bool, turned: int, more: tuple[str, ...]
+) -> None:
+    """It prefills no more than directly, where the server goes back to where the first question began."""
+    (first,), (second,) = (sessions("/a", user=text, project_context=PROJECT) for text in ("tell me", "what is this"))
+    bodies = [*turns(first, turned, AT_LENGTH), second]
+    server = start_llama("hybrid", "-np", "1", *more, tools_last=tools_last)
+    *_, directly = await ask_directly(server, *bodies)
+    server.restart()
+    async with running(server) as proxied:
+        await asked(proxied, *bodies[:-1])
+        before = proxied.heard.prefilled
+        (answer,) = await asked(proxied, second)
+        assert directly.prefilled + SLACK >= answer.prefilled + proxied.heard.prefilled - before
     assert [] == proxied.heard.troubles
 
 

@@ -104,6 +104,30 @@ def test_the_only_slot_is_the_only_one_to_be_changed() -> None:
     )
 
 
+HEADED = replace(FIRST, head_key="H", head_tokens=95)
+OF_HEAD = replace(OF_PREFIX, chain=of_prefix("H"), n_prompt=96, n_tokens=96, head_key="H", head_tokens=95, sizes=(336,))
+
+
+def test_a_folder_s_first_turn_leaves_its_head_too() -> None:
+    """Behind the exact prefix, and before the whole prompt: each goes on from the one before it."""
+    assert (Keep("P"), Keep("H"), Anchor()) == plan(HEADED, ledger(Nothing()), ABLE).steps[-3:]
+    told = plan(HEADED, remembering(OF_PREFIX, slots=(talk("xyz", "Q"),)), ABLE)
+    assert (Keep("P"), Keep("H"), Anchor()) == told.steps
+
+
+def test_the_next_session_in_that_folder_begins_with_the_head() -> None:
+    """What lies before it is left where it is; a slot with the exact prefix alone serves less."""
+    held = replace(talk("xz", is_marked=True), is_first=True)
+    told = plan(replace(HEADED, chain=need("xy").chain), remembering(OF_PREFIX, OF_HEAD, slots=(held,)), ABLE)
+    assert ("host_memory_begins_with_prefix", (Keep("H"), Anchor())) == (told.reason, told.steps[-2:])
+    assert Keep("P") not in told.steps
+
+
+def test_a_session_in_another_folder_begins_with_the_prefix() -> None:
+    asked = replace(HEADED, head_key="I")
+    assert (Keep("P"), Keep("I"), Anchor()) == plan(asked, remembering(OF_PREFIX, OF_HEAD), ABLE).steps
+
+
 # --- what is believed of it -----------------------------------------------------------------------------------------
 
 

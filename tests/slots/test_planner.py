@@ -487,12 +487,20 @@ MARKS = replace(NO_ROLLBACK, mark_distance=BATCH)
 """A model whose slots keep no in-memory checkpoint but that of the first prompt, a batch before its end."""
 
 
+@pytest.mark.parametrize("rest", [0, 1, BATCH, BATCH + 1])
+@pytest.mark.parametrize("held", [Nothing(), talk("xy"), talk("z", "Q")], ids=["cold", "a session", "another install"])
+def test_where_there_can_be_no_anchor_a_session_is_left_alone(held: Holding, rest: int) -> None:
+    """A warm-up's checkpoint would take the place of one that lies farther on."""
+    for able in (replace(MARKS, keeps_copies=False), replace(MARKS, has_room=False)):
+        told = plan(replace(FIRST, rest_tokens=rest), ledger(held, Unknown(5)), able)
+        assert (Source.NONE, "own_checkpoint_serves") == (told.source, told.reason)
+
+
 @pytest.mark.parametrize("rest", [1, BATCH])
-def test_a_first_session_leaves_the_better_checkpoint_itself(rest: int) -> None:
-    """Its own lies within the prefix; what it would overwrite is copied."""
+def test_beside_others_a_first_session_leaves_the_better_checkpoint_itself(rest: int) -> None:
+    """Its own lies within the prefix; there is no anchor beside others."""
     asked = replace(FIRST, rest_tokens=rest)
-    told = plan(asked, ledger(Nothing(), Nothing()), replace(MARKS, keeps_copies=False))
-    assert is_untouched(told, "own_checkpoint_serves")
+    assert is_untouched(plan(asked, ledger(Nothing(), Nothing(), busy=(1,)), MARKS), "own_checkpoint_serves")
 
 
 @pytest.mark.parametrize(
@@ -510,7 +518,45 @@ def test_a_first_session_leaves_the_better_checkpoint_itself(rest: int) -> None:
 )
 def test_else_the_prefix_is_warmed(able: Capabilities, asked: Need, held: Holding, disk: Disk) -> None:
     """Where the request's own checkpoint would lie behind the prefix, is there already, or is not needed."""
-    assert Source.WARM_UP is plan(asked, ledger(held, Unknown(5)), replace(able, keeps_copies=False), disk).source
+    assert Source.WARM_UP is plan(asked, ledger(held, Nothing(), busy=(1,)), able, disk).source
+
+
+def test_a_prefix_is_not_put_over_another_install_s_conversation() -> None:
+    """Of the shorter prompt what both share is more than a tenth: the server would take that slot, and nothing else."""
+    asked = replace(need("abcd"), common=(("Q", 20),))
+    others = ledger(talk("z", "Q"), Nothing())
+    assert is_untouched(plan(asked, others, NO_COPIES), "prefix_would_overwrite")
+    assert Source.WARM_UP is plan(replace(asked, common=(("Q", 5),)), others, NO_COPIES).source
+    assert Source.WARM_UP is plan(asked, others, ABLE).source  # a copy of it is kept
+
+
+QUESTION = replace(talk("ab"), keeps_question=True)
+STANDS = replace(NO_ROLLBACK, mark_distance=BATCH, is_windowed=False)
+
+
+@pytest.mark.parametrize("able", [STANDS, replace(STANDS, keeps_copies=False)], ids=["copies", "none"])
+def test_a_session_begins_where_the_question_of_another_in_its_folder_does(able: Capabilities) -> None:
+    """There the server left a checkpoint, behind all that both share: nothing is prefilled, or anchored, before it."""
+    told = plan(replace(need("az"), rest_tokens=9), ledger(QUESTION), able)
+    assert (Source.HIT, "conversation_begins_with_prefix", 1) == (told.source, told.reason, told.expected_cache_n)
+    assert {Copy} >= {type(step) for step in told.steps}
+
+
+@pytest.mark.parametrize(
+    ("able", "held", "letters"),
+    [
+        (STANDS, talk("ab"), "az"),
+        (STANDS, replace(QUESTION, is_whole=False), "az"),
+        (replace(STANDS, is_windowed=True, window_reach=0), QUESTION, "az"),
+        (replace(STANDS, is_windowed=None), QUESTION, "az"),
+        (STANDS, QUESTION, "yz"),
+    ],
+    ids=["later turn", "cut off", "window", "not probed", "other folder"],
+)
+def test_else_it_does_not(able: Capabilities, held: Holding, letters: str) -> None:
+    """After a later turn, in another folder, or where nobody knows what the server leaves."""
+    told = plan(replace(need(letters), rest_tokens=9), ledger(held), able)
+    assert "conversation_begins_with_prefix" != told.reason
 
 
 @pytest.mark.parametrize("able", [replace(ABLE, reuses=False), replace(ABLE, finds_alike=False)])
