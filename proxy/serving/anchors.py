@@ -88,8 +88,8 @@ class Anchors:
         other = next(token for token in tokens if token != tokens[-1])
         await self._leave(ticket, need, [*tokens[:-1], other], anchor)
 
-    async def discard(self, ticket: Ticket, anchor: Talk) -> None:
-        """Take an anchor out of host memory; raises ControlFailed."""
+    async def requeue(self, ticket: Ticket, anchor: Talk) -> None:
+        """Have an anchor stand behind all else in host memory; raises ControlFailed."""
         model = self._context.model
         if (prompt := self._prompts.get(anchor.name)) is None or anchor.name not in model.ledger.copies:
             return  # an earlier one of the plan was not there: then this one is as likely gone
@@ -100,6 +100,8 @@ class Anchors:
         model.ledger.hold(warmed.slot, anchor)
         if warmed.cache_n < len(prompt) - MARK_SLACK:
             model.ran_out_of_room()
+        elif model.able.acts_on_slots is not False:
+            await self._steps.copy(warmed.slot, ticket.visit.auth)
         await self._steps.clear(warmed.slot, ticket.visit.auth)
 
     async def _leave(self, ticket: Ticket, asked: Need, prompt: Sequence[int], anchor: Talk) -> None:

@@ -23,7 +23,7 @@ from proxy.serving.resuming import Resuming
 from proxy.serving.slot_steps import SlotSteps, unknown_if_broken_off
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Nothing, only_prefix
-from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Restore, Save, Source, Step, Warm, nothing
+from proxy.slots.plan import Anchor, Clear, Copy, Keep, Requeue, Restore, Save, Source, Step, Warm, nothing
 from proxy.slots.prediction import choose
 from proxy.slots.truncation import is_spoilt
 
@@ -72,8 +72,8 @@ class Executor:
                 await self._anchors.anchor(ticket)
             case Keep(key):
                 await self._anchors.keep(ticket, key)
-            case Discard(anchor):
-                await self._anchors.discard(ticket, anchor)
+            case Requeue(anchor):
+                await self._anchors.requeue(ticket, anchor)
             case Save(key):
                 await self._whatever_happens(ticket, self._checkpoints.save(ticket, key))
 

@@ -19,7 +19,7 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, goes_beyond, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import is_given_up, moved_out, unprepared
-from proxy.slots.plan import Clear, Discard, Keep, Plan, Source, Step
+from proxy.slots.plan import Clear, Keep, Plan, Requeue, Source, Step
 from proxy.slots.prediction import CHECKPOINT_DISTANCE, is_overwritten, loaded, reach
 from proxy.slots.truncation import is_resumable
 
@@ -54,7 +54,7 @@ def resume(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], talk: Talk, a
     # Copied, such a slot would have the copy removed that is wanted; and the server would have overwritten its end.
     emptied = [Clear(b.slot) for b in further]
     copied = [b for b in in_the_way if b not in further]
-    steps = (*emptied, *moved_out(need, copied, idle, able), *_discarded(talk, need, ledger, copied, able))
+    steps = (*emptied, *moved_out(need, copied, idle, able), *_requeued(talk, need, ledger, copied, able))
     return Plan(Source.RESUME, "host_memory_holds_conversation", steps, talk.prefix_tokens)
 
 
@@ -70,16 +70,16 @@ def resume_edited(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: 
     ):
         return None
     in_the_way = [b for b in idle if share(need, b.holds) != 0]
-    steps = (*moved_out(need, in_the_way, idle, able), *_discarded(talk, need, ledger, in_the_way, able))
+    steps = (*moved_out(need, in_the_way, idle, able), *_requeued(talk, need, ledger, in_the_way, able))
     return Plan(Source.RESUME, "host_memory_holds_edited_conversation", steps, need.prefix_tokens)
 
 
-def _discarded(
+def _requeued(
     talk: Talk, need: Need, ledger: Ledger, copied: Sequence[SlotBelief], able: Capabilities
 ) -> tuple[Step, ...]:
     """Anchors that would be loaded in the place of this copy; `copied` come to host memory before."""
     talks = [b.holds for b in copied if isinstance(b.holds, Talk) and not is_given_up(need, b.holds, able)]
-    return tuple(Discard(anchor) for anchor in in_its_way(talk, need, [*ledger.copies.values(), *talks]))
+    return tuple(Requeue(anchor) for anchor in in_its_way(talk, need, [*ledger.copies.values(), *talks]))
 
 
 def from_anchor(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Need
 from proxy.slots.ledger import SlotBelief
-from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Plan, Restore, Source, nothing
+from proxy.slots.plan import Anchor, Clear, Copy, Keep, Plan, Requeue, Restore, Source, nothing
 from proxy.slots.prediction import choose
 
 
@@ -21,7 +21,7 @@ def confined(wanted: Plan, need: Need, idle: Sequence[SlotBelief], able: Capabil
     if wanted.source is Source.WARM_UP:
         return _led_to(only_slot, wanted, need, idle, able)
     changed = {step.slot for step in wanted.steps if isinstance(step, Clear | Restore)}
-    if any(isinstance(step, Keep | Anchor | Discard) for step in wanted.steps):
+    if any(isinstance(step, Keep | Anchor | Requeue) for step in wanted.steps):
         changed.add(-1 if wanted.slot is None else wanted.slot)  # a prompt of ours goes where the request would
     return wanted if changed <= {only_slot} and wanted.slot in (None, only_slot) else nothing("other_slot")
 

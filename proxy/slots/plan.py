@@ -59,16 +59,13 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class Discard:
-    """Have the server load this anchor, and empty its slot: it is in nobody's way then.
-
-    Where slot actions are off it comes to stand behind all else in host memory.
-    """
+class Requeue:
+    """Have the server load this anchor and copy it again: behind all else in host memory it is in nobody's way."""
 
     anchor: Talk
 
 
-Step = Copy | Clear | Restore | Warm | Save | Keep | Anchor | Discard
+Step = Copy | Clear | Restore | Warm | Save | Keep | Anchor | Requeue
 
 
 class Source(StrEnum):

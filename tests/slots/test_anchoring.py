@@ -8,7 +8,7 @@ from proxy.slots.anchoring import SMALLEST_REACH, WINDOW, anchors
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, continues_talk, goes_beyond, of_prefix, share
 from proxy.slots.ledger import Ledger
-from proxy.slots.plan import Anchor, Clear, Copy, Discard, Keep, Source, Warm
+from proxy.slots.plan import Anchor, Clear, Copy, Keep, Requeue, Source, Warm
 from proxy.slots.planner import Disk, plan
 from proxy.slots.prediction import CHECKPOINT_STEP
 from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, ledger, need, talk
@@ -254,7 +254,7 @@ def test_it_makes_way_for_a_conversation_whose_answers_come_back_changed() -> No
     """More of it is kept than of that, and it is older; of one whose answer came back as it was nothing is lost."""
     asked = need("abcx", has_past=True)
     told = plan(asked, remembering(OF_PREFIX, anchor(), replace(talk("abc"), is_changed=True)), ABLE)
-    assert (Source.RESUME, (Discard(OF_PREFIX), Discard(anchor()))) == (told.source, told.steps)
+    assert (Source.RESUME, (Requeue(OF_PREFIX), Requeue(anchor()))) == (told.source, told.steps)
     assert () == plan(asked, remembering(OF_PREFIX, anchor(), talk("abc")), ABLE).steps
     assert () == plan(asked, remembering(replace(talk("abc"), is_changed=True), anchor()), ABLE).steps
 
@@ -262,7 +262,7 @@ def test_it_makes_way_for_a_conversation_whose_answers_come_back_changed() -> No
 def test_it_makes_way_for_a_conversation_that_is_gone_back_in() -> None:
     """Its last message was edited: the server has a checkpoint at the end of the turn before."""
     told = plan(need("abcdex", has_past=True), remembering(anchor(), talk("abcdef")), ABLE)
-    assert ("host_memory_holds_edited_conversation", (Discard(anchor()),)) == (told.reason, told.steps)
+    assert ("host_memory_holds_edited_conversation", (Requeue(anchor()),)) == (told.reason, told.steps)
 
 
 def test_a_changed_answer_is_not_shared() -> None:
