@@ -62,7 +62,8 @@ async def beginning_of_prompt(
     """
     messages = request.messages[:n_messages]
     answer = messages[-1] if len(messages) == n_messages else {}
-    if answer.get("role") != "assistant" or not answer.get("content") or answer.get("tool_calls"):
+    is_plain = answer.get("content") is not None and not (answer.get("tool_calls") or answer.get("reasoning_content"))
+    if answer.get("role") != "assistant" or not is_plain:
         return []
     fields = {**request.fields, "messages": list(messages)}
     try:

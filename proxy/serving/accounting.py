@@ -193,7 +193,7 @@ class Accounting:
             whole=whole_after(ticket.before, ticket.loaded, (figures.cache_n if figures else None) or 0, able),
             # After an anchor it is the anchor that can be gone back in.
             is_first=not visit.has_past and not ticket.n_anchored and _stood_at_prefix_end(ticket),
-            keeps_question=not visit.has_past and not ticket.n_anchored and not _is_repeated(ticket),
+            keeps_question=_ran_through_question(ticket),
         )
 
     def _is_changed(self, ticket: Ticket) -> bool:
@@ -273,8 +273,12 @@ def _was_changed(ticket: Ticket) -> bool:
     return any(one.is_changed for one in continued if isinstance(one, Talk))
 
 
-def _is_repeated(ticket: Ticket) -> bool:
-    return any(repeats_talk(ticket.need, one or Nothing()) for one in (ticket.before, ticket.loaded))
+def _ran_through_question(ticket: Ticket) -> bool:
+    """Whether the request itself prefilled where its first question begins, some tokens before the head's end."""
+    need, reused = ticket.need, (ticket.figures.cache_n if ticket.figures else None) or 0
+    is_behind = need.head_tokens > 0 and reused >= need.head_tokens - MARK_SLACK
+    is_repeated = any(repeats_talk(need, one or Nothing()) for one in (ticket.before, ticket.loaded))
+    return not (ticket.visit.has_past or ticket.n_anchored or is_behind or is_repeated)
 
 
 def _stood_at_prefix_end(ticket: Ticket) -> bool:

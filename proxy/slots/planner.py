@@ -36,7 +36,8 @@ the numbers stand again at the branches.
 14. the model can't roll back, nothing is saved, and there can be no anchor: the in-memory checkpoint that a warm-up
     leaves takes the place of one farther on that the request would leave, and the next turn keeps one of them. Forward.
     So too beside other requests, where the request's own lies within the prefix; with the second such session the
-    prefix is prefilled from there on (16).
+    prefix is prefilled from there on (16). And where nobody knows whether it can, as the server was not probed: if it
+    can, it finds its beginning anyway.
 15. the server keeps no copies, and would put the prefix, as it is shorter than the request, into a slot of somebody
     else's that shares a part of it. Forward.
 16. else prefill it (`warm-up`), save it where that is wanted, forward.
@@ -209,6 +210,8 @@ def _takes_a_slot(need: Need, idle: Sequence[SlotBelief], able: Capabilities) ->
 
 
 def _leaves_its_own_mark(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> bool:
+    if able.rolls_back is None:
+        return True
     if able.rolls_back or not able.needs_anchors:
         return False
     if not leaves_anchors(able):

@@ -93,6 +93,22 @@ async def test_another_session_in_the_same_folder(
     assert [] == proxied.heard.troubles
 
 
+@pytest.mark.parametrize("kind", ["hybrid", "swa"])
+async def test_what_is_moved_out_of_a_copy_s_way_is_not_lost(
+    start_llama: StartLlama, tmp_path: Path, kind: Kind
+) -> None:
+    """Its client sends answers back changed: anchors are loaded rather than its copy, unless they stand behind it."""
+    first, second = (turns(body, 4, AT_LENGTH) for body in sessions("/a", "/b"))
+    async with running(start_llama(kind, "-np", "1", "--slot-save-path", str(tmp_path))) as proxied:
+        await asked(proxied, *first[:3], TITLE, first[3])
+        assert "resume" == proxied.sources[-1]
+        before = proxied.heard.prefilled
+        answer, early = await asked(proxied, second[0], edited(first[0]))
+        rest = answer.prompt_tokens - proxied.prefix.n_tokens
+        assert not forgets(proxied) or rest + A_RESUME >= answer.prefilled + proxied.heard.prefilled - before - SLACK
+        assert not forgets(proxied) or early.reused >= proxied.prefix.n_tokens
+
+
 @flags
 @kinds
 async def test_an_early_message_is_edited(

@@ -16,6 +16,7 @@ from tests.serving.test_logprobs import QUIET
 FULL = ("-fa", "off", "--swa-full")
 slots = pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
 files = pytest.mark.parametrize("persist", [False, True], ids=["host-memory", "files"])
+SLACK = 8
 AT_LENGTH = " and then the next thing" * 60
 TITLE: Body = {
     "messages": [{"role": "system", "content": "tell what this is about."}, {"role": "user", "content": AT_LENGTH}],
@@ -89,6 +90,39 @@ async def test_host_memory_that_is_too_small_gives_no_wrong_answer(
     server.restart()
     apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
     assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.reasons, strict=True)]
+
+
+async def test_an_anchor_that_was_evicted_is_not_gone_on_from(start_llama: StartLlama) -> None:
+    """In its place the server loads a conversation with as much in common, which is longer."""
+    server = start_llama("swa", "-np", "1", *FULL, "--cache-ram", "2")
+    (first,) = sessions("/a", tokens=500)
+    second, third = sessions("/b", "/c", tokens=500, user=f"tell me{AT_LENGTH}")
+    later = next_turn(second, "done", f"go on{AT_LENGTH}")
+    bodies = [{**telling(body), "max_tokens": 1} for body in (first, second, later, TITLE, third, first)]
+    async with running(server) as proxied:
+        warm = [await proxied.ask(body) for body in bodies]
+    server.restart()
+    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
+    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.reasons, strict=True)]
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["as-it-came", "changed"])
+async def test_an_answer_that_comes_back_changed_is_seen_before_its_copy_is_loaded(
+    start_llama: StartLlama, *, is_changed: bool
+) -> None:
+    """The first of all: no more is prefilled than behind what all share."""
+    (first,), (other,) = sessions("/a"), sessions("/a", user=f"tell me{AT_LENGTH}")
+    server = start_llama("swa", "-np", "1", *FULL)
+    async with running(server) as proxied:
+        await proxied.ask(telling(first))
+        told = await proxied.ask(telling(other))  # behind the other's prefix, and so without an anchor of its own
+        await proxied.ask(telling(TITLE))
+        before = proxied.heard.prefilled
+        answer = await proxied.ask(telling(next_turn(other, told.text[4:] if is_changed else told.text, "go on")))
+        behind = answer.prompt_tokens - proxied.prefix.n_tokens
+        assert behind + SLACK >= answer.prefilled + proxied.heard.prefilled - before
+    assert is_changed != ("resume" == proxied.sources[-1])
+    assert is_changed == proxied.proxy.engine.model.answers_change
 
 
 async def test_a_prefix_that_begins_like_one_that_came_back(start_llama: StartLlama) -> None:

@@ -659,9 +659,11 @@ def test_there_a_restore_still_comes_last() -> None:
 
 
 def test_an_unprobed_server_is_given_the_prefix_but_nothing_that_is_not_known_to_work() -> None:
-    """No copies, no clearing; prefilling works everywhere."""
-    told = plan(FIRST, ledger(Unknown(10), talk("xy", "Q")), UNPROBED)
-    assert (Source.WARM_UP, (Warm("P"),)) == (told.source, told.steps)
+    """No copies, no clearing; prefilling works everywhere, but may leave a worse checkpoint than the request would."""
+    held = ledger(Unknown(10), talk("xy", "Q"))
+    told = plan(FIRST, held, UNPROBED, Disk(may_save=True))
+    assert (Source.WARM_UP, (Warm("P"), Save("P"))) == (told.source, told.steps)
+    assert is_untouched(plan(FIRST, held, UNPROBED), "own_checkpoint_serves")
 
 
 # --- SLOT=N --------------------------------------------------------------------------------------------------------
