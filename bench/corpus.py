@@ -99,5 +99,9 @@ CORPUS = (
         )
     ),
     Day(3, "swa", "default-noram", "what the probe had left in other slots", is_varied=True),
+    Day(23, "hybrid-last", "one", "anchors in the way of a copy were given up, and then wanted", is_varied=True),
+    Day(28, "hybrid-last", "one", "a question that a restored head reaches behind was thought marked", is_varied=True),
+    Day(24, "swa-full", "one", "sessions in one folder share more than the exact prefix", is_varied=True),
+    Day(28, "swa-full", "one", "the same", is_varied=True, is_long=True),
     Day(4, "swa", "default-noram", "the same", is_varied=True, is_long=True),
 )

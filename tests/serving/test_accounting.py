@@ -15,7 +15,7 @@ from proxy.llama.answer import Figures
 from proxy.llama.client import ControlFailed
 from proxy.llama.replies import Warmed
 from proxy.serving.accounting import Accounting
-from proxy.serving.context import Context
+from proxy.serving.context import Context, PlanAgain
 from proxy.serving.model import Model
 from proxy.serving.neighbours import Neighbours
 from proxy.serving.reporting import Reporter
@@ -51,6 +51,10 @@ class Client:
 
     async def copy(self, *_: Any) -> None:
         self.asked.append("copy")
+
+    async def erase(self, slot: int, *_: Any) -> None:
+        self.asked.append(f"erase {slot}")
+        self.shown = [look(slot, 8, 0) if shown.slot == slot else shown for shown in self.shown]
 
     async def render(self, *_: Any) -> str:
         return "text"
@@ -350,6 +354,26 @@ async def test_a_conversation_that_was_gone_on_from_is_not_in_host_memory() -> N
     resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
     await Neighbours(at, {1: ticket(1)}).keep_away(resumed)
     await at.close()
+    assert [] == [*at.model.ledger.copies.values()]
+
+
+@pytest.mark.parametrize("reused", [OURS.n_tokens, OURS.n_tokens - 9], ids=["it", "another"])
+async def test_beside_a_neighbour_nothing_goes_on_from_a_window_that_is_not_the_copy_s(reused: int) -> None:
+    """With `--swa-full` the server goes back in it without knowing: the slot is emptied, and another plan made."""
+    client = Client(look(0, 5, 300, is_busy=True), look(1, 7, OURS.n_tokens + 1))
+    client.reused = reused
+    at = context(talk("az"), Nothing(), client=client)
+    at.model.able = replace(at.model.able, rolls_back=True, window=512, acts_on_slots=True)
+    at.model.ledger.lease(0, 1)
+    at.model.ledger.copied(OURS)
+    resumed = ticket(2, understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
+    is_it = reused == OURS.n_tokens
+    with nullcontext() if is_it else pytest.raises(PlanAgain):
+        await Neighbours(at, {1: ticket(1)}).keep_away(resumed)
+    await at.close()
+    assert is_it != ("erase 1" in client.asked)
+    assert is_it != isinstance(at.model.ledger.slots[1].holds, Nothing)
     assert [] == [*at.model.ledger.copies.values()]
 
 

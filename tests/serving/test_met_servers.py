@@ -1,0 +1,50 @@
+"""Servers as they are met: what the probe leaves in them, and what is done on one that was not probed."""
+
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.models import Kind
+from proxy.demo.sessions import next_turn
+from tests.conftest import StartLlama
+from tests.serving.running import ask_directly, ask_server, running, sessions
+
+MOST_LEFT = 1
+"""Tokens, where slots can't be erased."""
+
+
+@pytest.mark.parametrize("acts", [False, True], ids=["displaced", "erased"])
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
+async def test_the_probe_leaves_no_slot_occupied(
+    start_llama: StartLlama, tmp_path: Path, kind: Kind, *, acts: bool
+) -> None:
+    """Where slots share a buffer it would take room from the windows of others."""
+    server = start_llama(kind, "--cache-ram", "0", *(("--slot-save-path", str(tmp_path)) if acts else ()))
+    async with running(server) as proxied:
+        await proxied.ask(*sessions("/a"))
+        used = proxied.last.slot
+        shown = await ask_server(server, "/slots")
+        assert proxied.proxy.engine.model.was_probed
+    left = [slot.get("n_prompt_tokens", 0) for slot in shown if slot["id"] != used]
+    assert 3 == len(left)
+    assert (0 if acts else MOST_LEFT) >= max(left)
+
+
+@pytest.mark.parametrize("tools_last", [False, True], ids=["tools-first", "tools-last"])
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
+async def test_a_server_that_was_not_probed_prefills_no_more_than_directly(
+    start_llama: StartLlama, kind: Kind, *, tools_last: bool
+) -> None:
+    """It was in use already: nobody knows what a warm-up of ours would leave, or take the place of."""
+    (first,), (same,), (other,) = sessions("/a"), sessions("/a", user="what is this"), sessions("/b")
+    bodies = [first, same, next_turn(first, "done", "go on"), other, same]
+    server = start_llama(kind, "-np", "1", tools_last=tools_last)
+    (used,) = sessions("/z", seed=9)
+    *_, directly = [await ask_directly(server, used, *bodies)]
+    server.restart()
+    await ask_directly(server, used)
+    async with running(server) as proxied:
+        answers = [await proxied.ask(body) for body in bodies]
+        ours = proxied.heard.prefilled + sum(answer.prefilled for answer in answers)
+        assert proxied.proxy.engine.model.able.rolls_back is None
+    assert sum(answer.prefilled for answer in directly[1:]) >= ours
