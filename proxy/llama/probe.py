@@ -23,6 +23,8 @@ HALF = N_TOKENS // 2
 MOST = int(0.9 * N_TOKENS)
 NEARLY = 2
 """A sliding window gives some tokens more or less."""
+MOST_TOKENS = 2 * N_TOKENS
+"""More than any prompt of the probe's has."""
 LAST_TOKENS = 4
 USUAL_BATCH = 512
 """A server leaves checkpoints so many tokens before a prompt's end, and so many more than its `-ub` (by default this):
@@ -38,8 +40,8 @@ class Probed:
     able: Capabilities
     prompt_ms_per_token: float
     slot: int
-    token: int
-    """A random one."""
+    spare: tuple[int, ...] = ()
+    """Random tokens that were used for nothing yet."""
 
 
 async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: str | None, limit_s: float) -> Probed:
@@ -51,12 +53,13 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
     prompt = words[:N_TOKENS]
     # What begins like the prompt would be taken for it, in a slot and in host memory.
     other = next(token for token in words if token != prompt[0])
+    spare = tuple(dict.fromkeys(token for token in words[N_TOKENS:] if token not in (prompt[0], other)))
     # What goes on like the prompt by chance would make one token less to prefill.
     others = words[next(place for place in range(N_TOKENS, len(words)) if words[place] != prompt[HALF]) :]
     first = await client.prefill(prompt, auth, limit_s)
     slot, rate = first.slot, first.prompt_ms / N_TOKENS
     if first.prompt_ms > TOO_SLOW_MS or slot < 0:
-        return Probed(able, rate, slot, other)
+        return Probed(able, rate, slot, spare)
     trial = _Trial(client, auth, limit_s, prompt, other, slot)
     acts, restores = (None, None) if filename is None else await trial.restores(filename)
     reuses, finds_alike = await trial.reuses()
@@ -75,7 +78,7 @@ async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: s
     if not able.rolls_back:
         mark_distance, is_windowed = await trial.marks(others)
         able = replace(able, mark_distance=mark_distance, is_windowed=is_windowed)
-    return Probed(able, rate, slot, other)
+    return Probed(able, rate, slot, spare)
 
 
 async def _random_tokens(client: LlamaClient, auth: Auth) -> list[int]:

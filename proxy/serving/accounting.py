@@ -16,7 +16,7 @@ from proxy.slots.anchoring import is_within_window
 from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.ledger import LENGTH_TOLERANCE, Look
 from proxy.slots.plan import Restore, Source
-from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, keeps_half, loaded
+from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, is_question_edited, keeps_half, loaded
 from proxy.slots.truncation import is_resumable, whole_after
 from proxy.slots.verdict import judge
 
@@ -223,6 +223,9 @@ class Accounting:
         if ticket.plan.reason == "host_memory_begins_with_prefix" and model.able.rolls_back:
             # Of a dense model one that is gone says nothing of the others.
             model.able = replace(model.able, copies_roll_back=False if model.able.window != 0 else None)
+            return
+        if is_question_edited(ticket.need, ticket.before, model.able):
+            model.able = replace(model.able, keeps_questions=False)
             return
         model.failed_claims += 1
         model.prefixes.pop(ticket.visit.rendering, None)

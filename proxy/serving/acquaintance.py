@@ -8,6 +8,7 @@ Counterparts: `llama.identity` reads the answers, `llama.probe` asks the questio
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -16,15 +17,15 @@ from proxy.checkpoints.key import temporary_name
 from proxy.llama.client import Auth, ControlFailed
 from proxy.llama.identity import file_identity, model_identity, process
 from proxy.llama.model_file import sliding_window
+from proxy.llama.probe import MOST_TOKENS, Probed, probe
 from proxy.llama.probe import N_TOKENS as PROBE_TOKENS
-from proxy.llama.probe import Probed, probe
 from proxy.serving.adapters import adapters
 from proxy.serving.context import Context
 from proxy.serving.known_servers import Found, keep, recall
 from proxy.serving.looked_over import is_as_left
 from proxy.serving.saving import BLIND, REFUSALS
 from proxy.serving.slot_steps import SlotSteps
-from proxy.slots.holding import Nothing, Prefix
+from proxy.slots.holding import Nothing, Prefix, Unknown
 from proxy.slots.ledger import Look
 
 STALE_S = 1.0
@@ -134,16 +135,24 @@ class Acquaintance:
         model = self._context.model
         if not model.able.shows_slots:
             model.ledger.hold(found.slot, Prefix("", PROBE_TOKENS))
+            if model.able.acts_on_slots:
+                await self._emptied([found.slot], found, auth)
             return
         looks = await model.client.slots(auth)
-        ours = [look for look in looks if self._context.is_new(look)]
-        for look in ours:
-            model.ledger.hold(look.slot, Prefix("", look.n_tokens) if look.n_tokens else Nothing())
-        self._context.observe(looks, [look.slot for look in ours])
-        with suppress(ControlFailed):
-            for look in ours:
-                if look.n_tokens and not look.is_busy:
-                    await self._slots.clear(look.slot, auth, found.token)
+        # One that is longer, or busy, is somebody else's by now.
+        new = [look for look in looks if self._context.is_new(look)]
+        ours = [look for look in new if look.n_tokens <= MOST_TOKENS and not look.is_busy]
+        for look in new:
+            probed = Prefix("", look.n_tokens) if look.n_tokens else Nothing()
+            model.ledger.hold(look.slot, probed if look in ours else Unknown(look.n_tokens))
+        self._context.observe(looks, [look.slot for look in new])
+        await self._emptied([look.slot for look in ours if look.n_tokens], found, auth)
+
+    async def _emptied(self, slots: Sequence[int], found: Probed, auth: Auth) -> None:
+        with suppress(ControlFailed, TimeoutError):
+            async with asyncio.timeout(self._context.settings.control_timeout):
+                for slot, token in zip(slots, found.spare, strict=False):
+                    await self._slots.clear(slot, auth, token)
 
     async def glance(self, auth: Auth, *, is_needed: bool = False) -> bool:
         """Is it still the same server, and has anybody else used it? Only after a silence; whether it was looked."""

@@ -62,7 +62,11 @@ class Anchors:
             before = [*prefix.tokens[:-BEHIND], first]
         elif prefix.base_key:
             before = list(prefix.tokens)  # where it ends, the next prompt leaves a checkpoint
-        if before and anchor.name not in model.ledger.copies:
+        is_new = anchor.name not in model.ledger.copies
+        more = prefix.n_tokens - prefix.base_tokens if prefix.base_key else 0
+        if is_new and more * model.prompt_ms_per_token > MOST_S * 1000:
+            return
+        if before and is_new:
             await self._prefill(ticket, choose(asked, model.ledger.idle()), before)
         await self._leave(ticket, asked, [*prefix.tokens, first], anchor)
 
@@ -100,7 +104,7 @@ class Anchors:
         model.ledger.hold(warmed.slot, anchor)
         if warmed.cache_n < len(prompt) - MARK_SLACK:
             model.ran_out_of_room()
-        elif model.able.acts_on_slots is not False:
+        elif model.able.acts_on_slots is not False and not model.able.truncates:
             await self._steps.copy(warmed.slot, ticket.visit.auth)
         await self._steps.clear(warmed.slot, ticket.visit.auth)
 

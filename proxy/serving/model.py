@@ -150,8 +150,12 @@ class Model:
         if is_gone:
             self.ran_out_of_room()
         self.failed_resumes += 1
-        if self.failed_resumes >= FAILED_RESUMES and not self.able.truncates:
-            self.ledger.copies.clear()  # else one that is there after all could be gone back in unnoticed
+        if self.failed_resumes < FAILED_RESUMES:
+            return
+        if self.able.truncates:  # one that is there after all could be gone back in unnoticed, if it were forgotten
+            self.able = replace(self.able, keeps_copies=False)
+        else:
+            self.ledger.copies.clear()
 
     def ran_out_of_room(self) -> None:
         """Host memory has lost what was copied there: it is too small for anchors, and they are as likely gone."""

@@ -110,7 +110,7 @@ class Needs:
             head_key=head.key if head else "",
             head_tokens=head.n_tokens if head else 0,
             common=self._context.model.common(known),
-            is_slow=n_most * self._context.model.prompt_ms_per_token > self._context.settings.max_silence * 1000,
+            is_slow=self._is_slow(n_most),
         )
 
     def _is_too_long(self, n_tokens: int) -> bool:
@@ -128,7 +128,14 @@ class Needs:
             tokens = await exact_head(model.client, visit.request, visit.prefix, visit.auth)
             found = self._remember(visit.head, tokens, base)
         least = HEAD_TOKENS if has_files else ANCHORED_HEAD_TOKENS
-        return found if found is not None and found.n_tokens >= base.n_tokens + least else None
+        if found is None or found.n_tokens < base.n_tokens + least:
+            return None
+        # A prefix that is prefilled in time is not to wait for a head that isn't.
+        return found if has_files or not self._is_slow(found.n_tokens) else None
+
+    def _is_slow(self, n_tokens: int) -> bool:
+        """Whether prefilling so much takes longer than a client waits for us."""
+        return n_tokens * self._context.model.prompt_ms_per_token > self._context.settings.max_silence * 1000
 
     def _remember(
         self, name: str, tokens: tuple[int, ...], base: ExactPrefix | None = None, seen: tuple[int, int] = (0, 0)

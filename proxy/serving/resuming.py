@@ -15,11 +15,13 @@ from proxy.llama.replies import Warmed
 from proxy.serving.context import Context, PlanAgain
 from proxy.serving.slot_steps import SlotSteps, unknown_if_broken_off
 from proxy.serving.ticket import Ticket
-from proxy.slots.holding import Nothing, Talk, Unknown, continues_talk, repeats_talk
-from proxy.slots.ledger import LENGTH_TOLERANCE
+from proxy.slots.holding import NOWHERE_CUT, Nothing, Talk, Unknown, continues_talk, repeats_talk
 from proxy.slots.plan import nothing
 from proxy.slots.prediction import choose, is_from
 from proxy.slots.truncation import loaded_exactly, whole_after
+
+ANSWER_TOLERANCE = 4
+"""Tokens of an answer that a template may write itself, where they were generated."""
 
 
 async def beginning(context: Context, ticket: Ticket, talk: Talk) -> list[int]:
@@ -53,10 +55,11 @@ class Resuming:
         if visit.request is None or visit.prefix is None or not talk.is_whole:
             return
         tokens = await beginning_of_prompt(model.client, visit.request, visit.prefix, len(talk.chain) + 1, visit.auth)
-        if not tokens or abs(len(tokens) - talk.n_tokens) <= LENGTH_TOLERANCE:
+        if not tokens or abs(len(tokens) - talk.n_tokens) <= ANSWER_TOLERANCE:
             return
-        model.answers_change = True
-        model.ledger.copies[talk.name] = replace(talk, is_changed=True)
+        if model.ledger.copies.get(talk.name) is talk:
+            model.answers_change = True
+            model.ledger.copies[talk.name] = replace(talk, is_changed=True)
         raise PlanAgain("answer_came_back_changed")
 
     async def bring_back(self, ticket: Ticket) -> None:
@@ -78,7 +81,11 @@ class Resuming:
             ledger.taken(talk)
             if not is_from(talk, warmed.cache_n):
                 model.resume_failed(is_gone=True)
-            await self.not_brought_back(ticket, slot, held)
+            if warmed.cache_n:
+                await self.not_brought_back(ticket, slot, held)
+            else:  # all of it was prefilled, and nothing gone back in
+                ticket.plan = nothing("copy_not_as_expected")
+                ledger.hold(slot, replace(held, whole=NOWHERE_CUT))
             return
         ledger.taken(came)
         if came is not talk:

@@ -81,6 +81,7 @@ class SlotSteps:
                 await self.seen_again(slot, auth)
                 return
         token = self._fresh_token() if token is None else token
+        model.displacing.add(token)
         await model.client.displace(slot, token, auth, settings.warm_timeout)
         if model.able.keeps_copies and not model.able.goes_back_freely:
             model.ledger.copied(model.ledger.slots[slot].holds)

@@ -17,7 +17,7 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, is_truncated, of_prefix, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Anchor, Keep, Step
-from proxy.slots.prediction import CHECKPOINT_STEP, is_question_edited, is_turn_kept, loaded
+from proxy.slots.prediction import CHECKPOINT_STEP, choose, is_question_edited, is_turn_kept, loaded
 
 WINDOW = 512
 """Tokens of a usual sliding window."""
@@ -33,7 +33,8 @@ def anchors(need: Need, ledger: Ledger, able: Capabilities) -> tuple[Step, ...]:
     is_alone = len(ledger.idle()) == len(ledger.slots)
     is_first = not need.has_past and need.rest_tokens > 0 and not need.is_slow
     # What the server can go back to behind them, it leaves as it is where nobody prepares anything.
-    is_needless = any(is_question_edited(need, belief.holds, able) for belief in ledger.idle())
+    choice = choose(need, ledger.idle())
+    is_needless = choice is not None and is_question_edited(need, ledger.slots[choice.slot].holds, able)
     if not (leaves_anchors(able) and is_alone and is_first) or is_needless:
         return ()
     return (*(Keep(key) for key in (need.prefix_key, need.head_key) if key), Anchor())

@@ -42,6 +42,8 @@ class Capabilities:
     mark_distance: int | None = None
     """Where a slot can't be rolled back: how many tokens before the end of the first prompt in a slot the in-memory
     checkpoint lies that outlives later turns; 0 where one at the end of a prefix outlives them too."""
+    keeps_questions: bool | None = None
+    """False where a slot was seen to have no in-memory checkpoint where a first question begins."""
     is_windowed: bool | None = None
     """A slot goes on some tokens before its end, and can be gone back in by a few: a sliding window."""
     window_reach: int | None = None

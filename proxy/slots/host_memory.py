@@ -16,11 +16,11 @@ from proxy.slots.anchoring import (
     serves_unprepared,
 )
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Need, Nothing, Talk, goes_beyond, share
+from proxy.slots.holding import Need, Nothing, Talk, goes_beyond, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import is_given_up, moved_out, unprepared
 from proxy.slots.plan import Clear, Keep, Plan, Requeue, Source, Step
-from proxy.slots.prediction import CHECKPOINT_DISTANCE, is_overwritten, loaded, reach
+from proxy.slots.prediction import CHECKPOINT_DISTANCE, Choice, choose, is_overwritten, loaded, reach
 from proxy.slots.truncation import is_resumable
 
 LEAST_WON = 1 / 24
@@ -88,8 +88,9 @@ def from_anchor(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Ca
     It is asked for by what no other entry has.
     """
     key = next((key for key in (need.head_key, need.prefix_key) if key and anchor_of(key, ledger)), "")
-    anchor = anchor_of(key, ledger)
-    if anchor is None or any(_begins_right(b.holds, need, able, is_head=key == need.head_key) for b in idle):
+    anchor, choice = anchor_of(key, ledger), choose(need, idle)
+    is_served = any(_begins_right(b, choice, need, able, is_head=key == need.head_key) for b in idle)
+    if anchor is None or is_served:
         return None
     return _from_host_memory(anchor, need, idle, able, Keep(key))
 
@@ -101,7 +102,8 @@ def from_first_turn(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able
     more than what is won.
     """
     talks = [belief.holds for belief in idle if isinstance(belief.holds, Talk)]
-    if not able.keeps_copies or able.truncates or any(_begins_right(talk, need, able) for talk in talks):
+    choice = choose(need, idle)
+    if not able.keeps_copies or able.truncates or any(_begins_right(b, choice, need, able) for b in idle):
         return None
     first = loaded(need, Nothing(), [*ledger.copies.values(), *talks])
     if first is None or not first.is_first or first.prefix_key != need.prefix_key:
@@ -116,8 +118,12 @@ def _from_host_memory(copy: Talk, need: Need, idle: Sequence[SlotBelief], able: 
     return Plan(Source.HIT, "host_memory_begins_with_prefix", steps, reach(need, copy, able))
 
 
-def _begins_right(held: Holding, need: Need, able: Capabilities, *, is_head: bool = False) -> bool:
+def _begins_right(
+    belief: SlotBelief, choice: Choice | None, need: Need, able: Capabilities, *, is_head: bool = False
+) -> bool:
     """Whether the server can go back to the prefix's end, or the head's, in what this slot holds."""
+    held = belief.holds
     if not isinstance(held, Talk) or not held.prefix_key or held.prefix_key != need.prefix_key:
         return False
-    return (held.is_first and not is_head) or serves_unprepared(need, held, able)
+    is_chosen = choice is not None and choice.slot == belief.slot
+    return (held.is_first and not is_head) or (is_chosen and serves_unprepared(need, held, able))

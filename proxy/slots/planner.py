@@ -186,7 +186,8 @@ def _build(
     if need.is_slow:  # 12
         return unprepared("built_when_idle", need, idle, able)
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
-    if copy is not None and not may_save and able.copies_roll_back is not False:  # 13
+    is_sound = able.copies_roll_back is not False and not _loads_spoilt(need, ledger, idle, able)
+    if copy is not None and not may_save and is_sound:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), reach(need, copy, able))
     if not may_save and not anchors(need, ledger, able) and _leaves_its_own_mark(need, idle, able):  # 14
         return unprepared("own_checkpoint_serves", need, idle, able)

@@ -108,7 +108,8 @@ def is_question_edited(need: Need, held: Holding, able: Capabilities) -> bool:
 
     That lies behind all that sessions of one folder share. A sliding window may have left another one in its place.
     """
-    if not isinstance(held, Talk) or not held.is_whole or able.is_windowed is not False:
+    has_marks = able.mark_distance is not None and able.keeps_questions is not False
+    if not isinstance(held, Talk) or not held.is_whole or able.is_windowed is not False or not has_marks:
         return False
     is_alike = shared_messages(need.chain, held.chain) == FIRST_MESSAGES - 1 and is_rendered_alike(need, held)
     return is_alike and held.keeps_question

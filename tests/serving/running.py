@@ -22,6 +22,7 @@ from proxy.serving.model import ExactPrefix
 from proxy.serving.reporting import Reporter
 from proxy.serving.ticket import Ticket
 from proxy.settings import Settings
+from proxy.slots.anchoring import leaves_anchors
 
 PATIENCE_S = 30.0
 Logprobs = dict[str, float]
@@ -142,7 +143,7 @@ class Running:
     def able_to_do_better_alone(self) -> bool:
         """Whether the first session on this server leaves a better in-memory checkpoint than a warm-up would."""
         able = self.proxy.engine.model.able
-        return bool(able.mark_distance) and not able.keeps_copies
+        return able.needs_anchors and not leaves_anchors(able)
 
     @property
     def last(self) -> Ticket:

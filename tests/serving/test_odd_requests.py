@@ -100,12 +100,12 @@ async def test_a_server_that_makes_nothing_of_its_slots(start_llama: StartLlama,
     assert (0, ["reuse_useless"]) == (proxied.heard.begun_warm_ups, proxied.heard.troubles)
 
 
-async def test_a_server_that_caches_no_prompt_and_was_not_probed(start_llama: StartLlama) -> None:
+async def test_a_server_that_caches_no_prompt_and_was_not_probed(start_llama: StartLlama, tmp_path: Path) -> None:
     """What nothing comes of is not tried for ever, and costs no more than one warm-up."""
-    server = start_llama("dense", "-np", "1", "--no-cache-prompt")
+    server = start_llama("dense", "-np", "1", "--no-cache-prompt", "--slot-save-path", str(tmp_path))
     first, *others = sessions(*(f"/{name}" for name in "abcdef"))
     await ask_directly(server, first)
-    async with running(server) as proxied:
+    async with running(server, persist=True, slot_dir=tmp_path, dir=tmp_path / "index") as proxied:
         for body in others:
             assert 200 == (await proxied.ask(body)).status
     assert "reuse_useless" == proxied.reasons[-1]

@@ -55,7 +55,7 @@ async def test_models_that_take_turns(router: Router, tmp_path: Path) -> None:
     assert [] == claims(proxied)
 
 
-async def test_every_call_of_ours_names_its_model_and_loads_none(router: Router) -> None:
+async def test_every_call_of_ours_names_its_model_and_loads_none(router: Router, tmp_path: Path) -> None:
     """With room for one model only, the one put out stays out until a client asks for it."""
     router.restart("--models-max", "1")
     calls: list[Call] = []
@@ -63,7 +63,8 @@ async def test_every_call_of_ours_names_its_model_and_loads_none(router: Router)
     async def note(call: Call) -> None:
         calls.append(call)
 
-    async with relay(router, note) as url, running(url) as proxied:
+    persist = {"persist": True, "slot_dir": router.slots, "dir": tmp_path / "index"}
+    async with relay(router, note) as url, running(url, **persist) as proxied:
         for folder in ("/a", "/b", "/c"):
             await proxied.ask(sessions(folder, tokens=600, model="alpha")[0])
         await proxied.ask(sessions("/a", tokens=600, model="beta")[0])
@@ -101,7 +102,7 @@ async def test_a_router_becomes_a_plain_server(router: Router, llama_binary: Ser
     async with running(router) as proxied:
         for folder in ("/a", "/b", "/c"):
             await proxied.ask(sessions(folder, tokens=600, model="alpha")[0])
-        assert "warm-up" == proxied.sources[-1]
+        assert "own_checkpoint_serves" == proxied.reasons[-1]  # met in use, and so not probed
         router.stop()
         model = router.directory / "alpha.gguf"
         with LlamaServer(model, "-np", "1", port=router.port, binary=llama_binary):

@@ -118,7 +118,7 @@ async def test_an_answer_that_comes_back_changed_is_seen_before_its_copy_is_load
         told = await proxied.ask(telling(other))  # behind the other's prefix, and so without an anchor of its own
         await proxied.ask(telling(TITLE))
         before = proxied.heard.prefilled
-        answer = await proxied.ask(telling(next_turn(other, told.text[4:] if is_changed else told.text, "go on")))
+        answer = await proxied.ask(telling(next_turn(other, told.text[6:] if is_changed else told.text, "go on")))
         behind = answer.prompt_tokens - proxied.prefix.n_tokens
         assert behind + SLACK >= answer.prefilled + proxied.heard.prefilled - before
     assert is_changed != ("resume" == proxied.sources[-1])

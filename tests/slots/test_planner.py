@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, share
+from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, of_prefix, share
 from proxy.slots.ledger import Ledger
-from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Warm
+from proxy.slots.plan import Clear, Copy, Keep, Plan, Restore, Save, Source, Warm
 from proxy.slots.planner import Disk, plan
 from proxy.slots.prediction import CHECKPOINT_DISTANCE, CHECKPOINT_SLACK, choose
 from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, chain, ledger, look, need, sizes, talk
@@ -531,6 +531,7 @@ def test_a_prefix_is_not_put_over_another_install_s_conversation() -> None:
 
 
 QUESTION = replace(talk("ab"), keeps_question=True)
+OF_PREFIX = replace(talk("a", answer=0), chain=of_prefix("P"), n_prompt=81, n_tokens=81, is_anchor=True)
 STANDS = replace(NO_ROLLBACK, mark_distance=BATCH, is_windowed=False)
 
 
@@ -542,6 +543,25 @@ def test_a_session_begins_where_the_question_of_another_in_its_folder_does(able:
     assert {Copy} >= {type(step) for step in told.steps}
 
 
+def test_a_question_in_a_slot_that_the_server_does_not_choose_serves_nobody() -> None:
+    """What would be overwritten in the other one is kept, and the anchor asked for."""
+    made = ledger(talk("axde"), QUESTION)
+    made.copied(OF_PREFIX)
+    told = plan(replace(need("az"), rest_tokens=9), made, STANDS)
+    assert Keep("P") in told.steps
+    assert {Copy(0), Clear(0)} <= {*told.steps}
+
+
+@pytest.mark.parametrize("has_past", [False, True])
+def test_a_copy_that_is_not_whole_is_not_gone_back_in(has_past: bool) -> None:
+    """Nor on a server that was not probed: a restored prefix and the model's file tell what it is."""
+    unprobed = replace(UNPROBED, restores=True, window=512)
+    made = ledger(Nothing())
+    made.copied(talk("ax"))
+    told = plan(need("ab", has_past=has_past), made, unprobed, Disk(may_save=True))
+    assert Source.WARM_UP is told.source
+
+
 @pytest.mark.parametrize(
     ("able", "held", "letters"),
     [
@@ -550,8 +570,10 @@ def test_a_session_begins_where_the_question_of_another_in_its_folder_does(able:
         (replace(STANDS, is_windowed=True, window_reach=0), QUESTION, "az"),
         (replace(STANDS, is_windowed=None), QUESTION, "az"),
         (STANDS, QUESTION, "yz"),
+        (replace(STANDS, mark_distance=None), QUESTION, "az"),
+        (replace(STANDS, keeps_questions=False), QUESTION, "az"),
     ],
-    ids=["later turn", "cut off", "window", "not probed", "other folder"],
+    ids=["later turn", "cut off", "window", "not probed", "other folder", "no checkpoints", "seen not to be there"],
 )
 def test_else_it_does_not(able: Capabilities, held: Holding, letters: str) -> None:
     """After a later turn, in another folder, or where nobody knows what the server leaves."""
