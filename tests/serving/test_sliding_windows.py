@@ -106,6 +106,20 @@ async def test_an_anchor_that_was_evicted_is_not_gone_on_from(start_llama: Start
     assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.reasons, strict=True)]
 
 
+async def test_where_nothing_ever_comes_back_that_is_given_up(start_llama: StartLlama) -> None:
+    """Host memory holds none of two long conversations: after three times nothing of ours is prefilled for them."""
+    server = start_llama("swa", "-np", "1", *FULL, "--cache-ram", "1")
+    pair = [sessions(folder, tokens=500, user=AT_LENGTH * 5)[0] for folder in ("/a", "/b")]
+    async with running(server) as proxied:
+        for number in range(4):
+            before = proxied.heard.prefilled
+            for place, body in enumerate(pair):
+                answer = await proxied.ask(telling(body))
+                pair[place] = next_turn(body, answer.text, f"go on {number}")
+    assert 0 == proxied.heard.prefilled - before
+    assert "resume" not in proxied.sources[-2:]
+
+
 @pytest.mark.parametrize("is_changed", [False, True], ids=["as-it-came", "changed"])
 async def test_an_answer_that_comes_back_changed_is_seen_before_its_copy_is_loaded(
     start_llama: StartLlama, *, is_changed: bool
