@@ -24,7 +24,7 @@ class Day:
     """What it found."""
     is_varied: bool = False
     is_long: bool = False
-    """Whether another day that is always tried has found the same."""
+    """Whether it is tried with the long tests only: a shorter test, or another day, would find the same."""
 
     @property
     def trace(self) -> Trace:
@@ -62,9 +62,9 @@ CORPUS = (
     Day(43, "swa-full", "one", "a copy in which nothing can be gone back was loaded for an edit"),
     Day(54, "hybrid-last", "one", "an edit behind a long question: no checkpoint lay where one was expected"),
     Day(60, "swa", "default", "what comes back has its window only"),
-    Day(6, "hybrid-last", "default-noram", "a prefix was put over another install's conversation"),
+    Day(6, "hybrid-last", "default-noram", "a prefix was put over another install's conversation", is_long=True),
     Day(3, "hybrid-last", "default-noram", "the same", is_long=True),
-    Day(4, "swa", "default-noram", "what the probe had left in other slots took room from a window"),
+    Day(4, "swa", "default-noram", "what the probe had left in other slots took room from a window", is_long=True),
     Day(1, "hybrid-last", "one", "sessions in one folder share more than the exact prefix", is_varied=True),
     *(
         Day(seed, "hybrid-last", flags, "the same", is_varied=True, is_long=True)
@@ -79,7 +79,7 @@ CORPUS = (
         is_varied=True,
     ),
     Day(1, "swa-full", "default", "the same", is_varied=True, is_long=True),
-    Day(6, "swa-full", "one", "the same, in a fork", is_varied=True),
+    Day(6, "swa-full", "one", "the same, in a fork", is_varied=True, is_long=True),
     Day(6, "swa-full", "default", "the same", is_varied=True, is_long=True),
     Day(2, "hybrid", "one-noram", "a warm-up's checkpoint took the place of a better one", is_varied=True),
     Day(2, "hybrid", "default-noram", "the same", is_varied=True, is_long=True),
@@ -101,7 +101,7 @@ CORPUS = (
     Day(3, "swa", "default-noram", "what the probe had left in other slots", is_varied=True),
     Day(23, "hybrid-last", "one", "anchors in the way of a copy were given up, and then wanted", is_varied=True),
     Day(28, "hybrid-last", "one", "a question that a restored head reaches behind was thought marked", is_varied=True),
-    Day(24, "swa-full", "one", "sessions in one folder share more than the exact prefix", is_varied=True),
+    Day(24, "swa-full", "one", "sessions in one folder share more than the exact prefix", is_varied=True, is_long=True),
     Day(28, "swa-full", "one", "the same", is_varied=True, is_long=True),
     Day(4, "swa", "default-noram", "the same", is_varied=True, is_long=True),
 )

@@ -49,6 +49,7 @@ def run(request: pytest.FixtureRequest, server: LlamaServer, tmp_path_factory: p
     """Two folders, in each a session today and one tomorrow, two turns each."""
     home = tmp_path_factory.mktemp("pi")
     installed = install(request.param)
+    server.restart()  # what another version has left in it is nobody's business
     proxy = ProxyProcess(server.base_url, home)
     with proxy, Recorder(proxy.port) as recorder:
         pi = Pi(installed, home / "agent", recorder.base_url)
