@@ -469,3 +469,19 @@ def test_what_is_given_up_for_a_slot_that_has_everything_is_counted() -> None:
     at.model.ledger.slots[0].holds = talk("ax")
     Accounting(at).take_slot(preferred, 0)
     assert {"P": OURS.n_tokens - MESSAGE_TOKENS} == at.model.ledger.given_up
+
+
+@pytest.mark.parametrize(
+    ("reused", "n_anchored", "is_kept"), [(0, 0, True), (80, 0, True), (95, 0, False), (90, 0, False), (0, 5, False)]
+)
+def test_a_first_question_is_marked_where_its_own_request_ran_through_it(
+    reused: int, n_anchored: int, is_kept: bool
+) -> None:
+    """Not where it went on from the end of the head, or some tokens before, or from a prompt of ours."""
+    at = context(Nothing())
+    first = ticket(visit=understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
+    first.need = replace(need("ab"), head_key="H", head_tokens=95)
+    first.slot, first.figures, first.n_anchored = 0, figures(reused), n_anchored
+    Accounting(at).enter(first, [])
+    held = at.model.ledger.slots[0].holds
+    assert is_kept == (isinstance(held, Talk) and held.keeps_question)

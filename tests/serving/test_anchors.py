@@ -73,11 +73,13 @@ async def test_a_session_that_begins_in_a_later_turn_of_another(
     assert [] == proxied.heard.troubles
 
 
-@pytest.mark.parametrize("more", [(), ("--cache-ram", "0")], ids=["host-memory", "none"])
-@pytest.mark.parametrize("turned", [1, 2], ids=["first-turn", "second-turn"])
-@pytest.mark.parametrize("tools_last", [False, True], ids=["hybrid", "tools-last"])
+@pytest.mark.parametrize(
+    ("tools_last", "turned", "more"),
+    [(False, 1, ()), (True, 1, ()), (True, 2, ()), (True, 1, ("--cache-ram", "0"))],
+    ids=["hybrid", "tools-last", "second-turn", "no-host-memory"],
+)
 async def test_another_session_in_the_same_folder(
-    start_llama: StartLlama, *, tools_last: bool, turned: int, more: tuple[str, ...]
+    start_llama: StartLlama, tools_last: bool, turned: int, more: tuple[str, ...]
 ) -> None:
     """It prefills no more than directly, where the server goes back to where the first question began."""
     (first,), (second,) = (sessions("/a", user=text, project_context=PROJECT) for text in ("tell me", "what is this"))

@@ -109,7 +109,7 @@ async def test_an_anchor_that_was_evicted_is_not_gone_on_from(start_llama: Start
 async def test_where_nothing_ever_comes_back_that_is_given_up(start_llama: StartLlama) -> None:
     """Host memory holds none of two long conversations: after three times nothing of ours is prefilled for them."""
     server = start_llama("swa", "-np", "1", *FULL, "--cache-ram", "1")
-    pair = [sessions(folder, tokens=500, user=AT_LENGTH * 5)[0] for folder in ("/a", "/b")]
+    pair = [sessions(folder, tokens=500, user=AT_LENGTH * 3)[0] for folder in ("/a", "/b")]
     async with running(server) as proxied:
         for number in range(4):
             before = proxied.heard.prefilled
