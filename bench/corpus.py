@@ -24,7 +24,7 @@ class Day:
     """What it found."""
     is_varied: bool = False
     is_long: bool = False
-    """Whether it is tried with the long tests only: a shorter test, or another day, would find the same."""
+    """Whether it is tried with the long tests only."""
 
     @property
     def trace(self) -> Trace:
@@ -106,6 +106,7 @@ CORPUS = (
         )
     ),
     Day(3, "swa", "default-noram", "what the probe had left in other slots", is_varied=True, is_long=True),
+    Day(4, "swa", "default-noram", "the same", is_varied=True, is_long=True),
     Day(
         23,
         "hybrid-last",
@@ -124,5 +125,4 @@ CORPUS = (
     ),
     Day(24, "swa-full", "one", "sessions in one folder share more than the exact prefix", is_varied=True, is_long=True),
     Day(28, "swa-full", "one", "the same", is_varied=True, is_long=True),
-    Day(4, "swa", "default-noram", "the same", is_varied=True, is_long=True),
 )

@@ -41,7 +41,7 @@ class Probed:
     prompt_ms_per_token: float
     slot: int
     spare: tuple[int, ...] = ()
-    """Random tokens that were used for nothing yet."""
+    """Random tokens that no prompt of the probe's begins with."""
 
 
 async def probe(client: LlamaClient, able: Capabilities, auth: Auth, filename: str | None, limit_s: float) -> Probed:

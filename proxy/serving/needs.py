@@ -23,7 +23,7 @@ from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
-from proxy.slots.anchoring import leaves_anchors
+from proxy.slots.anchoring import leaves_heads
 from proxy.slots.holding import BYTES_PER_TOKEN, Need, continues_talk
 
 HEAD_TOKENS = 512
@@ -121,9 +121,7 @@ class Needs:
         """The head, where it is worth keeping: the model can't go back to its end by itself."""
         visit, model = ticket.visit, self._context.model
         has_files = self._context.store.is_on and bool(model.able.restores)
-        # The smaller window cache goes back from a head's anchor to a batch before it.
-        has_anchors = leaves_anchors(model.able) and not model.able.is_windowed
-        if model.able.goes_back_freely or base.chat_body or not (has_files or has_anchors):
+        if model.able.goes_back_freely or base.chat_body or not (has_files or leaves_heads(model.able)):
             return None
         found = model.recall(visit.head, date.today())
         if found is None and visit.request is not None and visit.prefix is not None:

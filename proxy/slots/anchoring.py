@@ -6,8 +6,8 @@ window, and a conversation there is gone when a new session has taken it for its
 begin with, and what an edited one could go back to, is lost after the second turn. An anchor is such a beginning with
 another token at its end: the server drops an entry that another one contains, and this one is contained in none, so it
 stays, with its checkpoints as they were. There are two for a first turn, the exact prefix, for new sessions, and the
-whole prompt, for edits; and the head, for new sessions in that folder, where it is much longer. They cost some five
-tokens.
+whole prompt, for edits; and between them the head, for new sessions in that folder, where it is longer. Together they
+cost a new prefix's first session eight tokens at most.
 """
 
 from collections.abc import Sequence
@@ -43,6 +43,11 @@ def anchors(need: Need, ledger: Ledger, able: Capabilities) -> tuple[Step, ...]:
 def leaves_anchors(able: Capabilities) -> bool:
     """Whether this server needs them, and has room for them."""
     return able.needs_anchors and bool(able.keeps_copies) and able.has_room is not False
+
+
+def leaves_heads(able: Capabilities) -> bool:
+    """Whether among them are those of heads: from one the smaller window cache goes a batch back."""
+    return leaves_anchors(able) and not able.is_windowed
 
 
 def anchor_of(key: str, ledger: Ledger) -> Talk | None:

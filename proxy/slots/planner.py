@@ -44,7 +44,8 @@ the numbers stand again at the branches.
 
 Where a model can't roll back, sessions of one folder share more than the exact prefix: the head. It is treated like the
 exact prefix, one level deeper: 7 and 9 look for it first, and where it is not there yet, 7, 9 and 16 end with
-prefilling and saving it on top of the exact prefix. The request would have prefilled these tokens anyway.
+prefilling and saving it on top of the exact prefix. The request would have prefilled these tokens anyway. Without
+files, and with `--swa-full`, it has an anchor between the prefix's and the prompt's, which 8 looks for first.
 
 Where a first turn's prefix was found or made (7, 8, 13, 16) without files, an anchor is left behind where that is worth
 it (`anchoring`).

@@ -485,3 +485,16 @@ def test_a_first_question_is_marked_where_its_own_request_ran_through_it(
     Accounting(at).enter(first, [])
     held = at.model.ledger.slots[0].holds
     assert is_kept == (isinstance(held, Talk) and held.keeps_question)
+
+
+def test_a_question_s_checkpoint_that_is_not_there_is_learned_from() -> None:
+    """And costs none of the three claims after which nothing is prepared any more."""
+    at = context(replace(talk("ab"), keeps_question=True))
+    at.model.able = replace(at.model.able, rolls_back=False, is_windowed=False, mark_distance=516)
+    at.model.ledger.lease(0, 1)
+    second = ticket()
+    second.need, second.slot, second.figures = need("az"), 0, figures(0)
+    second.before = at.model.ledger.slots[0].holds
+    second.plan = Plan(Source.HIT, "conversation_begins_with_prefix", (), 1, 0)
+    Accounting(at).enter(second, [])
+    assert (False, 0) == (at.model.able.keeps_questions, at.model.failed_claims)

@@ -95,6 +95,19 @@ async def test_another_session_in_the_same_folder(
     assert [] == proxied.heard.troubles
 
 
+async def test_a_prefix_does_not_wait_for_a_head_that_takes_too_long(start_llama: StartLlama) -> None:
+    """A long project text is prefilled by its own request; the next folder's session finds the prefix."""
+    long = "write tests first. " * 800
+    first, second = sessions("/a", "/b", project_context=long)
+    async with running(start_llama("hybrid", "-np", "1")) as proxied:
+        await asked(proxied, TITLE)
+        proxied.proxy.engine.model.prompt_ms_per_token = 6.0  # of the head 26 s and more, of the prefix 17
+        await asked(proxied, first)
+        proxied.proxy.engine.model.prompt_ms_per_token = 6.0
+        (answer,) = await asked(proxied, second)
+        assert answer.reused >= proxied.prefix.n_tokens
+
+
 @pytest.mark.parametrize("kind", ["hybrid", "swa"])
 async def test_what_is_moved_out_of_a_copy_s_way_is_not_lost(
     start_llama: StartLlama, tmp_path: Path, kind: Kind

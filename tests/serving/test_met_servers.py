@@ -6,8 +6,11 @@ import pytest
 
 from proxy.demo.models import Kind
 from proxy.demo.sessions import next_turn
+from proxy.llama.client import Auth
+from proxy.llama.probe import Probed
+from proxy.serving.acquaintance import Acquaintance
 from tests.conftest import StartLlama
-from tests.serving.running import ask_directly, ask_server, running, sessions
+from tests.serving.running import Answer, ask_directly, ask_server, running, sessions
 
 MOST_LEFT = 1
 """Tokens, where slots can't be erased."""
@@ -28,6 +31,26 @@ async def test_the_probe_leaves_no_slot_occupied(
     left = [slot.get("n_prompt_tokens", 0) for slot in shown if slot["id"] != used]
     assert 3 == len(left)
     assert (0 if acts else MOST_LEFT) >= max(left)
+
+
+async def test_what_somebody_left_just_after_the_probe_is_not_emptied(
+    start_llama: StartLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran in a slot that is new to us, too: its length tells."""
+    server = start_llama("hybrid", "-np", "2", "--slot-save-path", str(tmp_path))
+    foreign = sessions("/z", seed=9)[0]
+    told: list[Answer] = []
+    tidy = Acquaintance._after_probe
+
+    async def beside(self: Acquaintance, found: Probed, auth: Auth) -> None:
+        told.extend(await ask_directly(server, foreign))
+        await tidy(self, found, auth)
+
+    monkeypatch.setattr(Acquaintance, "_after_probe", beside)
+    async with running(server) as proxied:
+        await proxied.ask(*sessions("/a"))
+        (later,) = await ask_directly(server, next_turn(foreign, told[0].text, "go on"))
+    assert later.reused >= told[0].prefilled
 
 
 @pytest.mark.parametrize(

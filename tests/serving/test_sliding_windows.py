@@ -40,6 +40,13 @@ async def cold(server: LlamaServer, bodies: list[Body]) -> list[Answer]:
     return await ask_directly(server, *({**body, "cache_prompt": False} for body in bodies))
 
 
+async def compare(server: LlamaServer, bodies: list[Body], warm: list[Answer], said: list[str]) -> None:
+    """Answers are those of the server started anew, that goes on from nothing."""
+    server.restart()
+    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
+    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), said, strict=True)]
+
+
 @slots
 @files
 async def test_answers_are_those_of_a_cold_server(
@@ -51,10 +58,7 @@ async def test_answers_are_those_of_a_cold_server(
     async with running(server, persist=persist, **stored) as proxied:
         warm = [await proxied.ask(body) for body in sequence()]
     assert {"resume", "hit"} <= {*proxied.sources}
-    server.restart()
-    expected = await cold(server, sequence())
-    apart = [distance(one, other) for one, other in zip(expected, warm, strict=True)]
-    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.sources, strict=True)]
+    await compare(server, sequence(), warm, proxied.sources)
     assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
 
 
@@ -69,9 +73,7 @@ async def test_the_first_answer_that_comes_back_changed(start_llama: StartLlama,
         warm = [await proxied.ask(body) for body in bodies]
         assert proxied.proxy.engine.model.answers_change
         assert warm[2].reused >= proxied.prefix.n_tokens
-    server.restart()
-    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
-    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.sources, strict=True)]
+    await compare(server, bodies, warm, proxied.sources)
 
 
 @pytest.mark.parametrize("acts", [False, True], ids=["displaced", "erased"])
@@ -87,9 +89,7 @@ async def test_host_memory_that_is_too_small_gives_no_wrong_answer(
     bodies = [{**telling(body), "max_tokens": 1} for body in (first, second, later[0], third, later[1])]
     async with running(server) as proxied:
         warm = [await proxied.ask(body) for body in bodies]
-    server.restart()
-    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
-    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.reasons, strict=True)]
+    await compare(server, bodies, warm, proxied.reasons)
 
 
 async def test_an_anchor_that_was_evicted_is_not_gone_on_from(start_llama: StartLlama) -> None:
@@ -101,9 +101,7 @@ async def test_an_anchor_that_was_evicted_is_not_gone_on_from(start_llama: Start
     bodies = [{**telling(body), "max_tokens": 1} for body in (first, second, later, TITLE, third, first)]
     async with running(server) as proxied:
         warm = [await proxied.ask(body) for body in bodies]
-    server.restart()
-    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
-    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.reasons, strict=True)]
+    await compare(server, bodies, warm, proxied.reasons)
 
 
 async def test_where_nothing_ever_comes_back_that_is_given_up(start_llama: StartLlama) -> None:
@@ -148,9 +146,7 @@ async def test_a_prefix_that_begins_like_one_that_came_back(start_llama: StartLl
         warm = [await proxied.ask(body) for body in bodies]
         assert warm[0].prefilled + warm[0].reused > 2 * sum(told.prompt_n for told in proxied.heard.anchors)
     assert "warm-up" == proxied.sources[-1]
-    server.restart()
-    apart = [distance(one, other) for one, other in zip(await cold(server, bodies), warm, strict=True)]
-    assert max(apart) < QUIET, [*zip((f"{one:.6f}" for one in apart), proxied.sources, strict=True)]
+    await compare(server, bodies, warm, proxied.sources)
 
 
 async def test_without_a_proxy_they_are_not(start_llama: StartLlama) -> None:
