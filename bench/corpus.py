@@ -77,6 +77,7 @@ CORPUS = (
         "one",
         "that an answer had come back changed showed when its copy was loaded",
         is_varied=True,
+        is_long=True,
     ),
     Day(1, "swa-full", "default", "the same", is_varied=True, is_long=True),
     Day(6, "swa-full", "one", "the same, in a fork", is_varied=True, is_long=True),

@@ -17,12 +17,9 @@ MOST_LEFT = 1
 
 
 @pytest.mark.parametrize("acts", [False, True], ids=["displaced", "erased"])
-@pytest.mark.parametrize("kind", ["hybrid", "swa"])
-async def test_the_probe_leaves_no_slot_occupied(
-    start_llama: StartLlama, tmp_path: Path, kind: Kind, *, acts: bool
-) -> None:
+async def test_the_probe_leaves_no_slot_occupied(start_llama: StartLlama, tmp_path: Path, *, acts: bool) -> None:
     """Where slots share a buffer it would take room from the windows of others."""
-    server = start_llama(kind, "--cache-ram", "0", *(("--slot-save-path", str(tmp_path)) if acts else ()))
+    server = start_llama("swa", "--cache-ram", "0", *(("--slot-save-path", str(tmp_path)) if acts else ()))
     async with running(server) as proxied:
         await proxied.ask(*sessions("/a"))
         used = proxied.last.slot
@@ -55,8 +52,8 @@ async def test_what_somebody_left_just_after_the_probe_is_not_emptied(
 
 @pytest.mark.parametrize(
     ("kind", "tools_last"),
-    [("dense", False), ("hybrid", False), ("hybrid", True), ("swa", False)],
-    ids=["dense", "hybrid", "tools-last", "swa"],
+    [("dense", False), ("hybrid", True), ("swa", False)],
+    ids=["dense", "tools-last", "swa"],
 )
 async def test_a_server_that_was_not_probed_prefills_no_more_than_directly(
     start_llama: StartLlama, kind: Kind, tools_last: bool
