@@ -87,6 +87,13 @@ class LlamaClient:
         """`GET /props`."""
         return await self._object("GET", "/props", auth, timeout_s=timeout_s)
 
+    async def props_once_loaded(self, auth: Auth, timeout_s: float) -> dict[str, Any]:
+        """`GET /props` of a router's model, loaded first where the router would load it for any request.
+
+        Waits as long as that takes; raises with code 400 where a router loads none unasked (`--no-models-autoload`).
+        """
+        return await self._object("GET", "/props", auth, timeout_s=timeout_s, may_load=True)
+
     async def models(self, auth: Auth) -> dict[str, Any]:
         """`GET /v1/models`."""
         return await self._object("GET", "/v1/models", auth)
@@ -230,21 +237,35 @@ class LlamaClient:
         )
 
     async def _object(
-        self, method: str, path: str, auth: Auth, body: bytes | None = None, timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        auth: Auth,
+        body: bytes | None = None,
+        timeout_s: float | None = None,
+        *,
+        may_load: bool = False,
     ) -> dict[str, Any]:
-        told = await self._json(method, path, auth, body, timeout_s)
+        told = await self._json(method, path, auth, body, timeout_s, may_load=may_load)
         if not isinstance(told, dict):
             raise ControlFailed(f"{path} did not answer with an object")
         return told
 
     async def _json(
-        self, method: str, path: str, auth: Auth, body: bytes | None = None, timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        auth: Auth,
+        body: bytes | None = None,
+        timeout_s: float | None = None,
+        *,
+        may_load: bool = False,
     ) -> Any:
         limit = aiohttp.ClientTimeout(total=timeout_s or self._control_s)
         try:
             async with self._session.request(
                 method,
-                self._url(method, path),
+                self._url(method, path, may_load=may_load),
                 data=body,
                 headers=_headers(auth, body),
                 timeout=limit,
@@ -296,11 +317,12 @@ class LlamaClient:
         broken = isinstance(error, aiohttp.ClientError | OSError) and not late
         return ControlFailed(f"{path}: {type(error).__name__}", is_broken=broken, is_timeout=late)
 
-    def _url(self, method: str, path: str) -> str:
+    def _url(self, method: str, path: str, *, may_load: bool = False) -> str:
         if self._model:
-            # A GET's query names the model, a POST's body does; neither may have one loaded, or another one put out.
-            named = f"model={quote(self._model, safe='')}&" if method == "GET" else ""
-            path += f"{'&' if '?' in path else '?'}{named}autoload=false"
+            # A GET's query names the model, a POST's body does. Work of ours has none loaded, and none put out for it.
+            named = [f"model={quote(self._model, safe='')}"] if method == "GET" else []
+            asked = "&".join(named if may_load else [*named, "autoload=false"])
+            path += f"{'&' if '?' in path else '?'}{asked}"
         return self.upstream.control(path)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
+from typing import Any
 
 from proxy.checkpoints.key import temporary_name
 from proxy.llama.client import Auth, ControlFailed
@@ -35,6 +36,8 @@ GLANCE_S = 0.05
 RETRY_S = 2.0
 GONE = (0, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_REQUEST)
 """No answer, one that loads, a router that has put this model out."""
+NOT_LOADED = (HTTPStatus.BAD_REQUEST, HTTPStatus.SERVICE_UNAVAILABLE)
+"""A router's answers while a model of its is not in memory, or not yet."""
 PROBE_S = 10.0
 PROBE_KEY = "0" * 16
 NOT_PROBED = (
@@ -154,18 +157,18 @@ class Acquaintance:
                 for slot, token in zip(slots, found.spare, strict=False):
                     await self._slots.clear(slot, auth, token)
 
-    async def glance(self, auth: Auth, *, is_needed: bool = False) -> bool:
+    async def glance(self, auth: Auth, *, is_needed: bool = False, may_load: bool = False) -> bool:
         """Is it still the same server, and has anybody else used it? Only after a silence; whether it was looked."""
         model = self._context.model
         if model.process is None:
-            await self.meet_first(auth)
+            await self.meet_first(auth, may_load=may_load)
             return True
         is_fresh = time.monotonic() - model.last_answer < STALE_S and model.is_welcome(auth)
         if is_fresh and not is_needed:
             return False
         limit_s = self._context.settings.control_timeout if is_needed else GLANCE_S
         try:
-            now = process(await model.client.props(auth, limit_s))
+            now = process(await self._props(auth, limit_s, may_load=may_load))
         except ControlFailed as error:
             if error.is_timeout and not is_needed:
                 return False
@@ -175,7 +178,7 @@ class Acquaintance:
         model.welcomed(auth)
         self._context.report.answers_again()
         if model.process is None:  # gone by another look meanwhile, and back
-            await self.meet_first(auth)
+            await self.meet_first(auth, may_load=may_load)
         elif now.marker != model.process.marker or now.total_slots != model.process.total_slots:
             await self._meet(auth)
         elif now.is_sleeping:
@@ -186,24 +189,36 @@ class Acquaintance:
         model.last_answer = time.monotonic()
         return True
 
-    async def meet_first(self, auth: Auth) -> None:
-        """Meet the server unless it is known; raises ControlFailed where it does not answer."""
+    async def meet_first(self, auth: Auth, *, may_load: bool = False) -> None:
+        """Meet the server unless it is known; raises ControlFailed where it does not answer.
+
+        `may_load` for a request whose model a router loads in any case: so it is met before anybody has used it.
+        """
         async with self._context.model.meeting:
             if self._context.model.process is not None:
                 return
             if time.monotonic() < self._not_before:
                 raise ControlFailed("the server did not answer a moment ago", is_timeout=True)
             try:
-                await self._meet(auth)
+                await self._meet(auth, may_load=may_load)
             except ControlFailed as error:
                 if error.is_timeout:
                     self._not_before = time.monotonic() + RETRY_S
                 raise
 
-    async def _meet(self, auth: Auth) -> None:
+    async def _props(self, auth: Auth, limit_s: float | None = None, *, may_load: bool) -> dict[str, Any]:
+        client = self._context.model.client
+        try:
+            return await client.props(auth, limit_s)
+        except ControlFailed as error:
+            if not (may_load and client.model and error.code in NOT_LOADED):
+                raise
+        return await client.props_once_loaded(auth, self._context.settings.max_silence)
+
+    async def _meet(self, auth: Auth, *, may_load: bool = False) -> None:
         """Get to know a server process."""
         model, client = self._context.model, self._context.model.client
-        now = process(await client.props(auth))
+        now = process(await self._props(auth, may_load=may_load))
         model.is_router = now.is_router
         if now.is_router:
             model.process = None

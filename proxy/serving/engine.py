@@ -111,7 +111,7 @@ class Engine:
 
     async def _admit(self, ticket: Ticket) -> None:
         model = self.model
-        await self.acquaintance.meet_first(ticket.visit.auth)
+        await self.acquaintance.meet_first(ticket.visit.auth, may_load=not self.settings.observe_only)
         wanted = ticket.visit.request.choices if ticket.visit.request else 1
         ticket.places = model.gate.enter_now(wanted) or await self._wait_at_gate(wanted, ticket.visit.auth)
         ticket.admitted()
@@ -177,7 +177,8 @@ class Engine:
 
     async def _look(self, ticket: Ticket, *, is_needed: bool = False) -> bool:
         """Look whether the server is still the same, and probe one that has just started."""
-        has_looked = await self.acquaintance.glance(ticket.visit.auth, is_needed=is_needed)
+        may_load = not self.settings.observe_only
+        has_looked = await self.acquaintance.glance(ticket.visit.auth, is_needed=is_needed, may_load=may_load)
         if self.model.wants_probe:
             await self.acquaintance.probe(ticket.visit.auth)
         return has_looked
@@ -353,7 +354,7 @@ class Engine:
             ticket.plan = nothing("not_authorised")
             return
         if self.model.client.model and error.code == HTTPStatus.BAD_REQUEST:
-            ticket.plan = nothing("model_not_loaded")  # the request itself has the router load it
+            ticket.plan = nothing("model_not_loaded")  # nor would the router load it for a request of ours
             return
         if error.is_unreachable:
             self.report.trouble(UNREACHABLE, f"{error}; requests get a 502 until it answers")

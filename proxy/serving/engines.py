@@ -2,7 +2,7 @@
 
 A router has no slots. Each of its models runs in a process of its own and has its own slots, prefixes and beliefs,
 hence its own engine with its own record. Which models there are the router says; none is ever loaded for work of ours:
-the first request for a model passes unprepared and has the router load it. Counterpart: `engine`.
+only for a request that has the router load it anyway, which then meets it empty. Counterpart: `engine`.
 """
 
 import asyncio
@@ -64,6 +64,8 @@ class Engines:
         else:
             await self._forget_models()
             engine = self.first
+        if engine is not self.latest:
+            engine.model.last_answer = 0.0  # for another model the router may have put this one out
         self.latest = engine
         return engine, await engine.enter(visit, max(0.0, patience_s - (time.monotonic() - began)))
 

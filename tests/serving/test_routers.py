@@ -1,5 +1,6 @@
 """Several models behind one router: what is known is kept for each, and nothing of ours has one loaded."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.load.relay import Call, relay
 from tests.serving.routers import Router
 from tests.serving.running import Running, ask, ask_directly, running, sessions
 
+LOADS_ALPHA = "/props?model=alpha"
+PATIENCE_S = 10.0
 MODELS: dict[str, Any] = {"alpha": "dense", "beta": "hybrid"}
 
 
@@ -32,10 +35,6 @@ async def test_models_that_take_turns(router: Router, tmp_path: Path) -> None:
     """Each has its own slots, prefixes and checkpoints: what one does costs the other nothing, and all claims hold."""
     persist = {"persist": True, "slot_dir": router.slots, "dir": tmp_path / "index"}
     async with running(router, **persist) as proxied:
-        for folder in ("/first", "/second"):
-            for model in MODELS:
-                assert 200 == (await proxied.ask(sessions(folder, tokens=600, seed=2, model=model)[0])).status
-        assert [*["model_not_loaded"] * 2, *["may_be_hot"] * 2] == proxied.reasons
         kept = {}
         for folder in ("/a", "/b", "/c"):
             for model in MODELS:
@@ -55,8 +54,69 @@ async def test_models_that_take_turns(router: Router, tmp_path: Path) -> None:
     assert [] == claims(proxied)
 
 
+async def test_what_the_router_loads_for_a_request_is_prepared_for_it(router: Router, tmp_path: Path) -> None:
+    """Also where another model has put it out meanwhile: its prefix comes back from disk."""
+    router.restart("--models-max", "1")
+    persist = {"persist": True, "slot_dir": router.slots, "dir": tmp_path / "index"}
+    async with running(router, **persist) as proxied:
+        for model in ("alpha", "beta", "alpha", "beta"):
+            answer = await proxied.ask(sessions("/a", tokens=600, seed=2, model=model)[0])
+            assert proxied.prefix.n_tokens <= answer.reused
+            assert {model} == await router.loaded()
+    assert ["warm-up", "warm-up", "restore", "restore"] == proxied.sources
+    assert [] == claims(proxied)
+
+
+async def test_a_router_that_loads_nothing_unasked_is_left_so(router: Router) -> None:
+    router.restart("--no-models-autoload")
+    (body,) = sessions("/a", tokens=600, model="alpha")
+    (expected,) = await ask_directly(router, body)
+    async with running(router) as proxied:
+        answer = await proxied.ask(body)
+    assert (400, expected.data) == (answer.status, answer.data)
+    assert ["model_not_loaded"] == proxied.reasons
+    assert set() == await router.loaded()
+
+
+async def test_a_model_that_can_not_be_loaded(router: Router) -> None:
+    (router.directory / "broken.gguf").write_bytes(b"GGUF" + bytes(1000))
+    router.restart()
+    (body,) = sessions("/a", tokens=600, model="broken")
+    (expected,) = await ask_directly(router, body)
+    async with running(router) as proxied:
+        answer = await proxied.ask(body)
+    assert (500, expected.data) == (answer.status, answer.data)
+    assert ["control_call_failed"] == proxied.reasons
+
+
+async def test_a_model_that_takes_too_long_to_load(router: Router) -> None:
+    """No client waits for it any longer than for other work of ours: the request goes on and waits at the router."""
+
+    async def keep_waiting(call: Call) -> None:
+        if call.path == LOADS_ALPHA:
+            await asyncio.sleep(PATIENCE_S)
+
+    async with relay(router, keep_waiting) as url, running(url, max_silence=0.3) as proxied:
+        answer = await proxied.ask(sessions("/a", tokens=600, model="alpha")[0])
+    assert 200 == answer.status
+    assert PATIENCE_S / 2 > answer.headers_s
+    assert {"control_call_failed", "too_slow"} & {*proxied.reasons}
+
+
+async def test_while_only_observing_no_model_is_loaded_before_the_request(router: Router) -> None:
+    calls: list[Call] = []
+
+    async def note(call: Call) -> None:
+        calls.append(call)
+
+    async with relay(router, note) as url, running(url, observe_only=True) as proxied:
+        await proxied.ask(sessions("/a", tokens=600, model="alpha")[0])
+    assert LOADS_ALPHA not in [call.path for call in calls]
+    assert ["observe_only"] == proxied.reasons
+
+
 async def test_every_call_of_ours_names_its_model_and_loads_none(router: Router, tmp_path: Path) -> None:
-    """With room for one model only, the one put out stays out until a client asks for it."""
+    """But for a request at hand: with room for one model only, the one put out stays out until a client asks for it."""
     router.restart("--models-max", "1")
     calls: list[Call] = []
 
@@ -76,7 +136,10 @@ async def test_every_call_of_ours_names_its_model_and_loads_none(router: Router,
         again = await ask(proxied.client, proxied.base_url, sessions("/d", tokens=600, model="alpha")[0])
     assert 200 == again.status
     assert "warm-up" in proxied.sources
-    ours = [call for call in calls if call.path not in ("/v1/chat/completions", "/props", "/v1/models")]
+    loading = [call.path for call in calls if call.path.startswith("/props?model=") and "autoload" not in call.path]
+    assert [LOADS_ALPHA, LOADS_ALPHA.replace("alpha", "beta"), LOADS_ALPHA] == loading  # one before each client's
+    of_nobody = ("/v1/chat/completions", "/props", "/v1/models", *loading)
+    ours = [call for call in calls if call.path not in of_nobody]
     assert {"false"} == {parse_qs(urlsplit(call.path).query)["autoload"][0] for call in ours}
     named = [parse_qs(urlsplit(c.path).query)["model"][0] if c.method == "GET" else c.body["model"] for c in ours]
     assert set(MODELS) == set(named)
@@ -100,9 +163,7 @@ async def test_a_model_that_is_not_there(router: Router, model: str) -> None:
 async def test_a_router_becomes_a_plain_server(router: Router, llama_binary: ServerBinary) -> None:
     """What was believed of its models is nobody's any more; sessions go on being prepared."""
     async with running(router) as proxied:
-        for folder in ("/a", "/b", "/c"):
-            await proxied.ask(sessions(folder, tokens=600, model="alpha")[0])
-        assert "own_checkpoint_serves" == proxied.reasons[-1]  # met in use, and so not probed
+        await proxied.ask(sessions("/a", tokens=600, model="alpha")[0])
         router.stop()
         model = router.directory / "alpha.gguf"
         with LlamaServer(model, "-np", "1", port=router.port, binary=llama_binary):
