@@ -23,6 +23,8 @@ class Day:
     why: str = ""
     """What it found."""
     is_varied: bool = False
+    is_used: bool = False
+    """Whether somebody has used the server before the proxy meets it: then it can't be probed."""
     is_long: bool = False
     """Whether it is tried with the long tests only."""
 
@@ -31,7 +33,7 @@ class Day:
         return varied_trace(self.seed) if self.is_varied else random_trace(self.seed)
 
     def __str__(self) -> str:
-        return f"{'varied-' * self.is_varied}{self.seed}-{self.model}-{self.flags}"
+        return f"{'used-' * self.is_used}{'varied-' * self.is_varied}{self.seed}-{self.model}-{self.flags}"
 
 
 CORPUS = (
@@ -126,4 +128,11 @@ CORPUS = (
     ),
     Day(24, "swa-full", "one", "sessions in one folder share more than the exact prefix", is_varied=True, is_long=True),
     Day(28, "swa-full", "one", "the same", is_varied=True, is_long=True),
+    Day(1, "hybrid-last", "one", "nobody had tried what the server can do", is_varied=True, is_used=True),
+    *(
+        Day(seed, model, "one", "the same", is_varied=True, is_used=True, is_long=True)
+        for seed, model in ((1, "dense"), (1, "swa"), (2, "hybrid-last"), (8, "swa"))
+    ),
+    Day(4, "dense", "one", "the same, and it went back freely", is_used=True, is_long=True),
+    Day(2, "swa", "one", "nobody had tried what the server can do", is_used=True, is_long=True),
 )

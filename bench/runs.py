@@ -28,6 +28,7 @@ from proxy.demo.sessions import USER_AGENTS, Body
 CONTEXT = 65536
 PROMPT_TOKENS = "llamacpp:prompt_tokens_total "
 ANSWER_S = 180.0
+SOMEBODYS: Body = {"messages": [{"role": "user", "content": "hello " * 20}], "max_tokens": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +122,17 @@ class ServedWorld:
         self._server.start()
 
 
-def run(name: str, trace: Trace, size: Size, config: Config, way: str, binary: ServerBinary) -> Outcome:
-    """Start everything, play the trace, end everything."""
+def run(
+    name: str, trace: Trace, size: Size, config: Config, way: str, binary: ServerBinary, *, is_used: bool = False
+) -> Outcome:
+    """Start everything, play the trace, end everything; `is_used` has somebody ask the server before the proxy runs."""
     with TemporaryDirectory(prefix="pi-prefix-cache-bench-") as made:
         slots = Path(made, "slots")
         slots.mkdir()
         flags = ("--metrics", "--slot-save-path", str(slots), *config.flags)
         with LlamaServer(config.model, *flags, ctx=CONTEXT, binary=binary) as server:
+            if is_used:
+                _post(server, "/v1/chat/completions", SOMEBODYS)
             with served(way, server, Path(made), slots) as at:
                 world = asyncio.run(_play(trace, size, at, server))
             work_out_ideal(world.asked, server)

@@ -180,7 +180,8 @@ class Trials:
 
 def able_checks(able: Capabilities, *, persists: bool, unknown: Finding | None = None) -> Iterator[Finding]:
     """What a probe has found, the doctor's or the running proxy's; `unknown` is said where there was none."""
-    if able.rolls_back is None and unknown is not None:
+    is_untried = able.rolls_back is None or able.keeps_copies is None
+    if is_untried and unknown is not None:
         yield unknown
         return
     yield ok("roll back", f"{YES_NO[able.rolls_back]}{_ROLLS_BACK[able.rolls_back]}")

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from proxy.llama.answer import Figures
 from proxy.request.fingerprint import shown
 from proxy.serving.context import Context
+from proxy.serving.learning import learn_from_reuse, learn_rate
 from proxy.serving.ticket import Ticket
-from proxy.slots.anchoring import is_within_window
 from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.ledger import LENGTH_TOLERANCE, Look
 from proxy.slots.plan import Restore, Source
@@ -44,7 +44,7 @@ class Accounting:
             # of one that its client has named, or may have named, nothing is copied.
             asked = ticket.visit.request
             is_copied = asked is not None and not asked.own_slot and not keeps_half(ticket.need, old)
-        if self._context.model.able.keeps_copies and is_copied:
+        if self._context.model.able.keeps_copies is not False and is_copied:
             ledger.copied(old)
         if continues_talk(ticket.need, old) and isinstance(old, Talk):
             ledger.taken(old)
@@ -142,14 +142,15 @@ class Accounting:
 
     def _learn(self, ticket: Ticket, figures: Figures) -> None:
         """What the figures say of our rendering and of what was claimed."""
-        self._learn_rate(ticket)
+        learn_rate(self._context.model, ticket, self._context.settings.min_prefix_tokens)
         is_comparable = ticket.n_rendered > 0 and ticket.visit.is_text
         if is_comparable and figures.prompt_tokens not in (None, ticket.n_rendered):
             self._context.model.renders = False
             self._context.report.trouble(
                 "rendering", f"/apply-template gives {ticket.n_rendered} tokens, the answer {figures.prompt_tokens}"
             )
-        self._learn_window(ticket, figures)
+        if figures.cache_n is not None:
+            learn_from_reuse(self._context.model, ticket, figures.cache_n)
         verdict = judge(ticket.plan, figures.cache_n)
         if not verdict.is_kept:
             self._claim_failed(ticket, verdict.reason)
@@ -176,7 +177,9 @@ class Accounting:
         prompt = (figures.prompt_tokens if figures else None) or 0
         answer = (figures.predicted_n if figures else None) or 0
         believed = prompt + max(0, answer - 1)
-        marked = ticket.plan.source in (Source.WARM_UP, Source.HIT, Source.RESTORE) or self._was_marked(ticket)
+        # Where nobody has tried what a slot can be gone back in to, a hit that claims nothing may be none.
+        is_hit = ticket.plan.source is Source.HIT and (ticket.plan.expected_cache_n > 1 or not able.is_untried)
+        marked = is_hit or ticket.plan.source in (Source.WARM_UP, Source.RESTORE) or self._was_marked(ticket)
         return Talk(
             visit.chain,
             visit.sizes,
@@ -227,6 +230,9 @@ class Accounting:
         if is_question_edited(ticket.need, ticket.before, model.able):
             model.able = replace(model.able, keeps_questions=False)
             return
+        if ticket.plan.source is Source.HIT and model.able.rolls_back and not model.was_probed:
+            model.able = replace(model.able, rolls_back=False)  # one answer had told otherwise
+            return
         model.failed_claims += 1
         model.prefixes.pop(ticket.visit.rendering, None)
         for belief in model.ledger.idle():
@@ -236,25 +242,6 @@ class Accounting:
             for step in ticket.plan.steps:
                 if isinstance(step, Restore):
                     self._context.store.useless(step.key)
-
-    def _learn_window(self, ticket: Ticket, figures: Figures) -> None:
-        """A sliding window that could not be gone back in as far as was thought."""
-        model, before, need = self._context.model, ticket.before, ticket.need
-        if not isinstance(before, Talk) or figures.cache_n is None or not is_within_window(need, before, model.able):
-            return
-        if figures.cache_n < need.prefix_tokens - MARK_SLACK and before.prefix_key == need.prefix_key:
-            too_far = before.n_tokens - (share(need, before) or 0)
-            model.able = replace(model.able, window_reach=max(0, too_far - 1))
-
-    def _learn_rate(self, ticket: Ticket) -> None:
-        figures = ticket.figures
-        if (
-            figures
-            and figures.prompt_ms
-            and figures.prompt_n
-            and figures.prompt_n >= self._context.settings.min_prefix_tokens
-        ):
-            self._context.model.prompt_ms_per_token = figures.prompt_ms / figures.prompt_n
 
 
 def _came_back_changed(ticket: Ticket) -> bool | None:
@@ -279,9 +266,12 @@ def _was_changed(ticket: Ticket) -> bool:
 def _ran_through_question(ticket: Ticket) -> bool:
     """Whether the request itself prefilled where its first question begins, some tokens before the head's end."""
     need, reused = ticket.need, (ticket.figures.cache_n if ticket.figures else None) or 0
+    if ticket.visit.has_past:
+        # Nothing was derived of one that goes on. The question lies behind the exact prefix.
+        return 0 <= reused < (need.head_tokens or need.prefix_tokens) - MARK_SLACK
     is_behind = need.head_tokens > 0 and reused >= need.head_tokens - MARK_SLACK
     is_repeated = any(repeats_talk(need, one or Nothing()) for one in (ticket.before, ticket.loaded))
-    return not (ticket.visit.has_past or ticket.n_anchored or is_behind or is_repeated)
+    return not (ticket.n_anchored or is_behind or is_repeated)
 
 
 def _stood_at_prefix_end(ticket: Ticket) -> bool:

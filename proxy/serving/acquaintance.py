@@ -41,8 +41,8 @@ NOT_LOADED = (HTTPStatus.BAD_REQUEST, HTTPStatus.SERVICE_UNAVAILABLE)
 PROBE_S = 10.0
 PROBE_KEY = "0" * 16
 NOT_PROBED = (
-    "what the server can do is not known, as its slots were in use when the proxy met it: what is in them is not kept "
-    "aside for its owner's next turn"
+    "what the server can do is not known, as its slots were in use when the proxy met it: until its answers have told, "
+    "it is left to itself wherever it may do well alone"
 )
 RESTART_ONCE = "restart llama-server once while the proxy runs"
 
@@ -60,6 +60,8 @@ class Acquaintance:
         """Find out what the server can do; the caller holds the turn, and the slots are empty."""
         model = self._context.model
         model.wants_probe, model.was_probed = False, True
+        if len(model.ledger.slots) == 1 and model.able.keeps_copies:
+            model.ledger.copied(model.ledger.slots[0].holds)  # the server does it, to make room
         writes = self._context.settings.persist and not self._context.settings.observe_only
         name = temporary_name(PROBE_KEY, os.getpid(), self._context.number) if writes else None
         try:

@@ -197,7 +197,8 @@ class Engine:
         made = plan(need, model.ledger, model.able, disk, only)
         if made.source in (Source.WARM_UP, Source.HIT) and model.failed_claims >= FAILED_CLAIMS:
             return nothing("reuse_useless")
-        if made.reason == "built_when_idle":
+        is_unsaved = whole.may_save and not whole.has_checkpoint and model.able.goes_back_freely
+        if made.reason == "built_when_idle" or (is_unsaved and made.reason == "conversation_begins_with_prefix"):
             model.to_build[ticket.visit.rendering] = made.reason
         # Why there is no prefix the request itself tells best.
         return replace(made, reason=ticket.visit.reason) if made.reason == "no_prefix" and ticket.visit.reason else made

@@ -94,7 +94,7 @@ class SlotSteps:
         ledger = model.ledger
         slot = warmed.slot if 0 <= warmed.slot < len(ledger.slots) else (expected.slot if expected else 0)
         before, spent = ledger.slots[slot].holds, None
-        if model.able.keeps_copies:
+        if model.able.keeps_copies is not False:
             # A prompt of ours may load a conversation from host memory like any other, and what it loads is gone there.
             if (spent := loaded(need, before, ledger.copies.values())) is not None:
                 ledger.taken(spent)

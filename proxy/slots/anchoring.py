@@ -34,7 +34,8 @@ def anchors(need: Need, ledger: Ledger, able: Capabilities) -> tuple[Step, ...]:
     is_first = not need.has_past and need.rest_tokens > 0 and not need.is_slow
     # What the server can go back to behind them, it leaves as it is where nobody prepares anything.
     choice = choose(need, ledger.idle())
-    is_needless = choice is not None and is_question_edited(need, ledger.slots[choice.slot].holds, able)
+    held = ledger.slots[choice.slot].holds if choice is not None else Nothing()
+    is_needless = is_question_edited(need, loaded(need, held, ledger.copies.values()) or held, able)
     if not (leaves_anchors(able) and is_alone and is_first) or is_needless:
         return ()
     return (*(Keep(key) for key in (need.prefix_key, need.head_key) if key), Anchor())

@@ -75,6 +75,23 @@ class Capabilities:
         return bool(is_full) and bool(self.window)
 
     @property
+    def is_untried(self) -> bool:
+        """Whether nobody has tried what its slots can be gone back in to: they were in use when it was met."""
+        return not self.rolls_back and self.is_windowed is None
+
+    @property
+    def may_restore(self) -> bool:
+        """Whether a checkpoint is worth a try: not where a sliding window may reuse nothing of it."""
+        is_hopeful = not (self.is_untried and self.has_window) if self.restores is None else self.restores
+        return is_hopeful and self.acts_on_slots is not False
+
+    @property
+    def may_keep_questions(self) -> bool:
+        """Whether a slot that can't be rolled back may have an in-memory checkpoint where a first question begins."""
+        has_marks = self.is_windowed is False and self.mark_distance is not None
+        return self.keeps_questions is not False and (has_marks or self.is_untried)
+
+    @property
     def goes_back_freely(self) -> bool:
         """Whether any token can be gone back to, in a slot and in what came back from host memory."""
         return bool(self.rolls_back) and not self.truncates

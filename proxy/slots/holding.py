@@ -78,8 +78,8 @@ class Talk:
     """Whether this was its first turn and went on from the prefix's end: then the server can go back to there. Of the
     in-memory checkpoints that it has, the next turn leaves only the oldest, which lies some hundred tokens before."""
     keeps_question: bool = False
-    """Whether this was its first turn and ran through where its question begins: there the server left an in-memory
-    checkpoint, too, until the next turn."""
+    """Whether this turn ran through where the first question begins: until the next one the server has an in-memory
+    checkpoint there, too."""
     head_key: str = ""
     head_tokens: int = 0
     inputs: bytes = b""

@@ -20,7 +20,16 @@ from proxy.slots.holding import Need, Nothing, Talk, goes_beyond, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import is_given_up, moved_out, unprepared
 from proxy.slots.plan import Clear, Keep, Plan, Requeue, Source, Step
-from proxy.slots.prediction import CHECKPOINT_DISTANCE, Choice, choose, is_overwritten, loaded, reach
+from proxy.slots.prediction import (
+    CHECKPOINT_DISTANCE,
+    Choice,
+    choose,
+    is_overwritten,
+    is_question_edited,
+    is_telling,
+    loaded,
+    reach,
+)
 from proxy.slots.truncation import is_resumable
 
 LEAST_WON = 1 / 24
@@ -43,6 +52,23 @@ def held_conversation(
     # What comes back has a window only: whatever begins in its place afterwards finds less of what they share.
     won = ledger.given_up[need.prefix_key] + talk.n_tokens - (share(need, slot.holds) or 0)
     return talk if won >= LEAST_WON * need.prefix_tokens else None
+
+
+def may_come_back(need: Need, ledger: Ledger, able: Capabilities) -> bool:
+    """Whether the server may bring back by itself what the request goes on from, or begins like; nobody has tried."""
+    if able.keeps_copies is False or able.truncates:
+        return False
+    if able.keeps_copies is None and ledger.longest_copy(need) is not None:
+        return True
+    return any(_may_serve(need, talk, able) for talk in ledger.copies.values())
+
+
+def _may_serve(need: Need, talk: Talk, able: Capabilities) -> bool:
+    """Whether this copy would do for its beginning, as far as is known; that it does was not seen yet."""
+    if is_telling(need, talk, able) or (able.is_untried and is_question_edited(need, talk, able)):
+        return True
+    is_alike = bool(need.prefix_key) and talk.prefix_key == need.prefix_key
+    return able.keeps_copies is None and bool(able.rolls_back) and is_alike
 
 
 def resume(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], talk: Talk, able: Capabilities) -> Plan:

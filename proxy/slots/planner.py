@@ -17,14 +17,16 @@ the numbers stand again at the branches.
  3. host memory has that conversation, or an anchor in it and the server can't go back farther elsewhere: copy and
     clear the slots that the server would choose instead (`resume`).
  4. not everything since the server's start was seen, and the request is the first one or in mid-conversation: what it
-    needs may be anywhere. Forward; its answer teaches.
+    needs may be anywhere. Forward; its answer teaches. So too where nobody has tried what comes back from host memory,
+    and what the request goes on from, or begins like, would be there.
  5. no exact prefix: forward.
  6. the prefix is so small a part of the prompt that the server would not see it: forward.
  7. an idle slot holds exactly the prefix: move aside whoever shares more, forward (`hit`).
  8. an idle slot's conversation begins with the prefix and can be gone back in, at least to a mark near its end: copy
-    it, forward (`hit`), unless a restore gives more; likewise one in host memory that the request goes back in
-    (`resume`). Where none can be gone back in to the prefix's end and host memory has the prefix's anchor, that is
-    loaded; or else, for a later turn of a conversation in that slot, the first turn of one that it would load.
+    it, forward (`hit`), unless a restore gives more. Where nobody has tried that, too: the answer tells. Likewise one
+    in host memory that the request goes back in (`resume`). Where none can be gone back in to the prefix's end and host
+    memory has the prefix's anchor, that is loaded; or else, for a later turn of a conversation in that slot, the first
+    turn of one that it would load.
  9. a checkpoint exists: copy and clear what shares the prefix, restore, forward (`restore`).
 10. the prefix is in a slot that is busy, and nothing is to be saved, or the request is in mid-conversation: whoever
     builds it now does so in its own request anyway. Forward.
@@ -63,12 +65,19 @@ from dataclasses import dataclass, replace
 from proxy.slots.anchoring import anchor_of, anchors, leaves_anchors, serves_unprepared
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_talk, only_prefix, repeats_talk, share
-from proxy.slots.host_memory import from_anchor, from_first_turn, held_conversation, resume, resume_edited
+from proxy.slots.host_memory import (
+    from_anchor,
+    from_first_turn,
+    held_conversation,
+    may_come_back,
+    resume,
+    resume_edited,
+)
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import copies_of, is_given_up, moved_aside, moved_out, unprepared
 from proxy.slots.only_slot import confined
 from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import SIMILARITY, choose, reach
+from proxy.slots.prediction import SIMILARITY, choose, is_telling, reach
 from proxy.slots.truncation import is_spoilt, truncated
 
 
@@ -126,13 +135,14 @@ def _prepare(
     is_open = not ledger.saw_start and any(isinstance(b.holds, Unknown) for b in idle)
     if is_open and (need.has_past or ledger.may_be_hot):
         return nothing("may_be_hot")  # 4
+    if may_come_back(need, ledger, able):
+        return nothing("may_come_back")  # 4
     if not need.prefix_key:
         return unprepared("no_prefix", need, idle, able)  # 5
     if len(ledger.slots) > 1 and need.prefix_tokens <= SIMILARITY * need.n_tokens:
         return unprepared("prefix_below_similarity", need, idle, able)  # 6
     wanted = _give_prefix(need, ledger, idle, able, disk, only_slot)
-    has_files = able.restores is not False and able.acts_on_slots is not False
-    is_kept = has_files and (disk.has_checkpoint or disk.may_save)
+    is_kept = able.may_restore and (disk.has_checkpoint or disk.may_save)
     is_native = wanted.reason == "conversation_begins_with_prefix"
     is_kept = is_kept or (is_native and anchor_of(need.prefix_key, ledger) is not None)
     if is_kept or wanted.source not in (Source.HIT, Source.WARM_UP):
@@ -145,7 +155,7 @@ def _prepare(
 def _give_prefix(
     need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, only_slot: int | None
 ) -> Plan:
-    acts = able.restores is not False and able.acts_on_slots is not False
+    acts = able.may_restore
     head = (Warm(need.head_key), Save(need.head_key)) if _wants_head(need, able, disk) else ()
     for key in filter(None, (need.head_key, need.prefix_key)):  # 7
         if bare := _bare(key, need, idle, able):
@@ -153,7 +163,8 @@ def _give_prefix(
             return _with_head(Plan(Source.HIT, "slot_holds_prefix", aside, bare.holds.n_tokens, bare.slot), head, need)
     native = None if _loads_spoilt(need, ledger, idle, able) else _native(need, idle, able)
     can_restore = acts and (disk.has_checkpoint or disk.has_head)
-    is_near = native is not None and any(b.slot == native.slot and serves_unprepared(need, b.holds, able) for b in idle)
+    held = next((b.holds for b in idle if native is not None and b.slot == native.slot), Nothing())
+    is_near = serves_unprepared(need, held, able) or is_telling(need, held, able)
     if native and (native.expected_cache_n >= need.prefix_tokens or is_near):  # 8
         return native
     if edited := resume_edited(need, ledger, idle, able):
@@ -188,7 +199,7 @@ def _build(
         return unprepared("built_when_idle", need, idle, able)
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
     is_sound = able.copies_roll_back is not False and not _loads_spoilt(need, ledger, idle, able)
-    if copy is not None and not may_save and is_sound:  # 13
+    if copy is not None and able.keeps_copies and not may_save and is_sound:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), reach(need, copy, able))
     if not may_save and not anchors(need, ledger, able) and _leaves_its_own_mark(need, idle, able):  # 14
         return unprepared("own_checkpoint_serves", need, idle, able)
@@ -212,7 +223,7 @@ def _takes_a_slot(need: Need, idle: Sequence[SlotBelief], able: Capabilities) ->
 
 
 def _leaves_its_own_mark(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> bool:
-    if able.rolls_back is None:
+    if able.is_untried:
         return True
     if able.rolls_back or not able.needs_anchors:
         return False
@@ -256,8 +267,8 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
     if chosen is None or not isinstance(chosen.holds, Talk):
         return None
     expected = reach(need, chosen.holds, able) or int(serves_unprepared(need, chosen.holds, able))
-    if not expected:
-        return None
+    if not expected and not is_telling(need, chosen.holds, able):
+        return None  # else nothing is claimed
     copies = copies_of([b for b in sharing if not is_given_up(need, b.holds, able)], able, chosen)
     return Plan(Source.HIT, "conversation_begins_with_prefix", copies, expected, chosen.slot)
 

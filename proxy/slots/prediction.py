@@ -108,11 +108,17 @@ def is_question_edited(need: Need, held: Holding, able: Capabilities) -> bool:
 
     That lies behind all that sessions of one folder share. A sliding window may have left another one in its place.
     """
-    has_marks = able.mark_distance is not None and able.keeps_questions is not False
-    if not isinstance(held, Talk) or not held.is_whole or able.is_windowed is not False or not has_marks:
+    if not isinstance(held, Talk) or not held.is_whole or not able.may_keep_questions:
         return False
     is_alike = shared_messages(need.chain, held.chain) == FIRST_MESSAGES - 1 and is_rendered_alike(need, held)
     return is_alike and held.keeps_question
+
+
+def is_telling(need: Need, held: Holding, able: Capabilities) -> bool:
+    """Whether what the server makes of this, left to itself, tells what it can go back to; so far nobody knows."""
+    if able.rolls_back is not None or able.truncates or not isinstance(held, Talk) or held.is_marked:
+        return False
+    return held.is_whole and bool(need.prefix_key) and held.prefix_key == need.prefix_key
 
 
 def reach(need: Need, talk: Talk, able: Capabilities) -> int:

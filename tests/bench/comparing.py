@@ -20,10 +20,11 @@ def days(are_wanted: Callable[[Day], bool]) -> list[object]:
 
 def compare(day: Day, llama_binary: ServerBinary) -> None:
     """Never more tokens than directly, with and without checkpoints, beyond what each prefix and resume may cost."""
-    # Of the smaller window cache no file is ever reused: the proxy does the same with and without.
-    ways = ("PERSIST=0",) if day.model == "swa" else ("PERSIST=0", "PERSIST=1")
+    # Of the smaller window cache no file is ever reused: where that was tried, the proxy does the same without.
+    ways = ("PERSIST=0",) if day.model == "swa" and not day.is_used else ("PERSIST=0", "PERSIST=1")
     direct, *proxied = (
-        run(str(day), day.trace, SMALL, config(day.model, day.flags), way, llama_binary) for way in ("direct", *ways)
+        run(str(day), day.trace, SMALL, config(day.model, day.flags), way, llama_binary, is_used=day.is_used)
+        for way in ("direct", *ways)
     )
     for outcome in proxied:
         allowed = PER_PREFIX * outcome.n_prefixes + PER_RESUME * outcome.n_resumes

@@ -44,7 +44,8 @@ def demo(llama_binary: ServerBinary, tmp_path_factory: pytest.TempPathFactory) -
     home = tmp_path_factory.mktemp("demo")
     there, rest = clone(home / "clone"), home / "tmp"
     rest.mkdir()
-    ours = {"PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL"}
+    # The README quotes the server that `make demo` installs.
+    ours = {"PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "LLAMA_SERVER"}
     kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(PREFIX)}
     environment = {**kept, "PYTHON": sys.executable, "TMPDIR": str(rest), "COLUMNS": "80"}
     ended = subprocess.run(

@@ -105,7 +105,7 @@ async def test_a_prefix_does_not_wait_for_a_head_that_takes_too_long(start_llama
         await asked(proxied, first)
         proxied.proxy.engine.model.prompt_ms_per_token = 6.0
         (answer,) = await asked(proxied, second)
-        assert answer.reused >= proxied.prefix.n_tokens
+        assert answer.reused >= proxied.prefix.n_tokens - SLACK
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "swa"])

@@ -50,24 +50,26 @@ async def test_what_somebody_left_just_after_the_probe_is_not_emptied(
     assert later.reused >= told[0].prefilled
 
 
+@pytest.mark.parametrize("persist", [False, True], ids=["host-memory", "files"])
 @pytest.mark.parametrize(
-    ("kind", "tools_last"),
-    [("dense", False), ("hybrid", True), ("swa", False)],
+    ("kind", "tools_last", "goes_back"),
+    [("dense", False, True), ("hybrid", True, False), ("swa", False, False)],
     ids=["dense", "tools-last", "swa"],
 )
 async def test_a_server_that_was_not_probed_prefills_no_more_than_directly(
-    start_llama: StartLlama, kind: Kind, tools_last: bool
+    start_llama: StartLlama, tmp_path: Path, kind: Kind, tools_last: bool, goes_back: bool, persist: bool
 ) -> None:
-    """It was in use already: nobody knows what a warm-up of ours would leave, or take the place of."""
+    """It was in use already: what a warm-up would take the place of is not known before its answers have told."""
     (first,), (same,), (other,) = sessions("/a"), sessions("/a", user="what is this"), sessions("/b")
     bodies = [first, same, next_turn(first, "done", "go on"), other, same]
-    server = start_llama(kind, "-np", "1", tools_last=tools_last)
+    server = start_llama(kind, "-np", "1", "--slot-save-path", str(tmp_path), tools_last=tools_last)
     (used,) = sessions("/z", seed=9)
     *_, directly = [await ask_directly(server, used, *bodies)]
     server.restart()
     await ask_directly(server, used)
-    async with running(server) as proxied:
+    async with running(server, persist=persist, slot_dir=tmp_path, dir=tmp_path / "index") as proxied:
         answers = [await proxied.ask(body) for body in bodies]
         ours = proxied.heard.prefilled + sum(answer.prefilled for answer in answers)
-        assert proxied.proxy.engine.model.able.rolls_back is None
+        assert goes_back == bool(proxied.proxy.engine.model.able.rolls_back)
+        assert not proxied.proxy.engine.model.was_probed
     assert sum(answer.prefilled for answer in directly[1:]) >= ours

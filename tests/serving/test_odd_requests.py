@@ -103,7 +103,7 @@ async def test_a_server_that_makes_nothing_of_its_slots(start_llama: StartLlama,
 async def test_a_server_that_caches_no_prompt_and_was_not_probed(start_llama: StartLlama, tmp_path: Path) -> None:
     """What nothing comes of is not tried for ever, and costs no more than one warm-up."""
     server = start_llama("dense", "-np", "1", "--no-cache-prompt", "--slot-save-path", str(tmp_path))
-    first, *others = sessions(*(f"/{name}" for name in "abcdef"))
+    first, *others = sessions(*(f"/{name}" for name in "abcdefghij"))
     await ask_directly(server, first)
     async with running(server, persist=True, slot_dir=tmp_path, dir=tmp_path / "index") as proxied:
         for body in others:

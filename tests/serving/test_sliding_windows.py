@@ -66,7 +66,7 @@ async def test_answers_are_those_of_a_cold_server(
 async def test_the_first_answer_that_comes_back_changed(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
     """Nobody knew: it is seen when its conversation is brought back, which is then not gone on from."""
     first, other = sessions("/a", "/b")
-    changed = next_turn(first, "something else", f"go on{AT_LENGTH}")
+    changed = next_turn(first, "something else", "go on")
     bodies = [telling(body) for body in (first, TITLE, changed, other)]
     server = start_llama("swa", *flags, *FULL)
     async with running(server) as proxied:

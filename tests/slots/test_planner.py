@@ -15,7 +15,7 @@ from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, chain, ledg
 
 ABLE = Capabilities(total_slots=4, rolls_back=True, keeps_copies=True, restores=True, acts_on_slots=True)
 NO_COPIES = replace(ABLE, keeps_copies=False)
-NO_ROLLBACK = replace(ABLE, rolls_back=False)
+NO_ROLLBACK = replace(ABLE, rolls_back=False, is_windowed=False)
 UNPROBED = Capabilities(total_slots=4)
 SAVED = Disk(has_checkpoint=True)
 FIRST = need("ab")
@@ -543,6 +543,35 @@ def test_a_session_begins_where_the_question_of_another_in_its_folder_does(able:
     assert {Copy} >= {type(step) for step in told.steps}
 
 
+def test_where_nobody_has_tried_what_a_slot_can_be_gone_back_in_the_server_is_left_to_show_it() -> None:
+    """Also where a checkpoint would serve: in the slot, and in host memory, which nobody has tried either."""
+    in_slot = plan(need("xb"), ledger(talk("ab")), UNPROBED, SAVED)
+    assert (Source.HIT, "conversation_begins_with_prefix", (), 0) == (
+        in_slot.source,
+        in_slot.reason,
+        in_slot.steps,
+        in_slot.expected_cache_n,
+    )
+    assert Source.RESTORE is plan(need("xb"), ledger(talk("ab", is_marked=True)), UNPROBED, SAVED).source
+    assert Source.RESTORE is plan(need("xb"), ledger(talk("ab", "Q")), UNPROBED, SAVED).source
+    for able, copy, letters in (
+        (UNPROBED, talk("xy"), "ab"),
+        (UNPROBED, talk("ab", "Q"), "abc"),
+        (replace(UNPROBED, rolls_back=True), talk("xy"), "ab"),
+        (replace(UNPROBED, rolls_back=False, keeps_copies=True), replace(talk("ax"), keeps_question=True), "ab"),
+    ):
+        assert "may_come_back" == plan(need(letters), with_copies(copy), able, SAVED).reason
+    seen_not_to = replace(UNPROBED, rolls_back=False)
+    assert "may_come_back" != plan(need("ab"), with_copies(talk("xy")), seen_not_to, SAVED).reason
+
+
+def test_no_checkpoint_is_tried_where_a_sliding_window_may_reuse_nothing_of_it() -> None:
+    """Until it is seen that the slot has more than the window."""
+    windowed = replace(UNPROBED, window=512)
+    assert Source.NONE is plan(FIRST, ledger(Nothing()), windowed, SAVED).source
+    assert Source.RESTORE is plan(FIRST, ledger(Nothing()), replace(windowed, rolls_back=True), SAVED).source
+
+
 def test_a_question_in_a_slot_that_the_server_does_not_choose_serves_nobody() -> None:
     """What would be overwritten in the other one is kept, and the anchor asked for."""
     made = ledger(talk("axde"), QUESTION)
@@ -568,12 +597,11 @@ def test_a_copy_that_is_not_whole_is_not_gone_back_in(has_past: bool) -> None:
         (STANDS, talk("ab"), "az"),
         (STANDS, replace(QUESTION, is_whole=False), "az"),
         (replace(STANDS, is_windowed=True, window_reach=0), QUESTION, "az"),
-        (replace(STANDS, is_windowed=None), QUESTION, "az"),
         (STANDS, QUESTION, "yz"),
         (replace(STANDS, mark_distance=None), QUESTION, "az"),
         (replace(STANDS, keeps_questions=False), QUESTION, "az"),
     ],
-    ids=["later turn", "cut off", "window", "not probed", "other folder", "no checkpoints", "seen not to be there"],
+    ids=["later turn", "cut off", "window", "other folder", "no checkpoints", "seen not to be there"],
 )
 def test_else_it_does_not(able: Capabilities, held: Holding, letters: str) -> None:
     """After a later turn, in another folder, or where nobody knows what the server leaves."""

@@ -6,8 +6,7 @@ import math
 import pytest
 
 from proxy.demo.sessions import next_turn
-from proxy.serving import lifecycle
-from proxy.serving.accounting import Accounting
+from proxy.serving import accounting, lifecycle
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
     DENSE,
@@ -28,7 +27,7 @@ async def slow(proxied: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the proxy believe that this server needs a quarter of an hour for a prefix."""
     await proxied.proxy.engine.lifecycle.look()
     proxied.proxy.engine.model.prompt_ms_per_token = 1000.0
-    monkeypatch.setattr(Accounting, "_learn_rate", lambda *_: None)
+    monkeypatch.setattr(accounting, "learn_rate", lambda *_: None)
 
 
 async def idle(proxied: Running) -> None:
@@ -63,6 +62,23 @@ async def test_a_slow_prefix_is_built_later(
         assert ["none", "restore"] == proxied.sources
         assert proxied.prefix.n_tokens == answer.reused
         assert not proxied.proxy.engine.model.to_build
+
+
+async def test_a_prefix_that_slots_serve_but_no_file_is_saved_later(start_llama: StartLlama, place: Place) -> None:
+    """Nobody has to make it while sessions find it there; after a restart of the server somebody would."""
+    server = place.start(start_llama)
+    async with place.proxy(server) as proxied:
+        one, two, last = sessions("/one", "/two", "/three", tokens=TOKENS)
+        await proxied.ask(one)
+        assert await proxied.proxy.engine.store.delete(proxied.prefix.key) is None
+        await proxied.ask(two)
+        assert (["warm-up", "hit"], []) == (proxied.sources, place.files())
+        await idle(proxied)
+        await built(proxied)
+        assert 1 == len(place.files())
+        crash(server, under=proxied)
+        answer = await proxied.ask(last)
+        assert ("restore", proxied.prefix.n_tokens) == (proxied.sources[-1], answer.reused)
 
 
 @both

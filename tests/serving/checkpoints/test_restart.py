@@ -1,5 +1,8 @@
 """A server that was killed and started again has its prefix back from disk."""
 
+import pytest
+
+from proxy.serving import acquaintance
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
     EXACT,
@@ -90,9 +93,13 @@ async def test_a_sliding_window_without_its_flag_is_told_once_and_left_alone(
 
 
 async def test_a_restore_that_is_not_reused_is_not_tried_again(
-    start_llama: StartLlama, place: Place, calls: Calls
+    start_llama: StartLlama, place: Place, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a server that was hot when it was met, and so not probed, the first restore shows that none is worth it."""
+    """On a server that was hot when it was met, and so not probed, and whose model's file can't be read from here.
+
+    The first restore shows that none is worth it.
+    """
+    monkeypatch.setattr(acquaintance, "sliding_window", lambda _: None)
     server = place.start(start_llama, SWA, "-np", "1")
     await ask_directly(server, sessions("/hot", seed=8, tokens=TOKENS)[0])
     async with place.proxy(server) as proxied:
