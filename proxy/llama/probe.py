@@ -4,8 +4,8 @@ Only on an idle server whose slots are empty: it uses a slot and leaves nothing 
 observation from `timings.cache_n`, so the probe can say "not seen" but never "should". 96 random tokens are used, as
 many as make the figures clear: a rollback to the middle gives 48 of 96, a sliding window loses some five.
 
-With random tokens a yes is proof; a no may come of somebody else's request just then. The one after which nothing would
-be prepared any more is asked again.
+With random tokens a yes is proof; a no may come of somebody else's request just then. Those after which nothing would
+be prepared, or saved, any more are asked again.
 
 Counterpart: `slots.capabilities` is the record; `engine` says when it is time.
 """
@@ -107,6 +107,13 @@ class _Trial:
 
     async def restores(self, filename: str) -> tuple[bool, bool | None]:
         """Whether slot actions are allowed, and whether what is restored is reused. The slot holds the prompt."""
+        acts, restores = await self._restores(filename)
+        if restores is not False:
+            return acts, restores
+        await self._reused(*self.prompt)
+        return await self._restores(filename)
+
+    async def _restores(self, filename: str) -> tuple[bool, bool | None]:
         try:
             saved = await self.client.save(self.slot, filename, self.auth, self.limit_s)
             await self.client.erase(self.slot, self.auth, self.limit_s)

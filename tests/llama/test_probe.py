@@ -16,7 +16,7 @@ from proxy.llama import probe as probing
 from proxy.llama.client import Auth, LlamaClient
 from proxy.llama.model_file import sliding_window
 from proxy.llama.probe import HALF, N_TOKENS, Probed, probe
-from proxy.llama.replies import Warmed
+from proxy.llama.replies import SlotFile, Warmed
 from proxy.slots.capabilities import Capabilities
 from tests.conftest import StartLlama
 from tests.llama.calling import NO_KEY, calling
@@ -104,6 +104,27 @@ async def test_somebody_elses_request_meanwhile_does_not_put_an_end_to_everythin
         able = (await probed(server, 1 if flags else 4)).able
         found.append((able.reuses, able.finds_alike))
     assert [(True, True)] * len(found) == found
+
+
+async def test_somebody_elses_request_just_after_a_restore_does_not_put_an_end_to_saving(
+    start_llama: StartLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was restored was not reused then, as it was gone: that is asked again."""
+    restore, n_restored = LlamaClient.restore, 0
+
+    async def and_a_stranger(client: LlamaClient, *given: Any) -> SlotFile:
+        nonlocal n_restored
+        n_restored += 1
+        done = await restore(client, *given)
+        if n_restored == 1:
+            await client.prefill(range(10, 150), NO_KEY, 10.0)
+        return done
+
+    monkeypatch.setattr(LlamaClient, "restore", and_a_stranger)
+    server = start_llama("dense", *ONE, "--cache-ram", "0", "--slot-save-path", str(tmp_path))
+    async with calling(server.port) as client:
+        able = (await probe(client, Capabilities(total_slots=1, shows_slots=True), NO_KEY, "probe.bin", 10.0)).able
+    assert (True, 2) == (able.restores, n_restored)
 
 
 async def test_its_cost_does_not_depend_on_chance(start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch) -> None:
