@@ -230,9 +230,6 @@ class Accounting:
         if is_question_edited(ticket.need, ticket.before, model.able):
             model.able = replace(model.able, keeps_questions=False)
             return
-        if ticket.plan.source is Source.HIT and model.able.rolls_back and not model.was_probed:
-            model.able = replace(model.able, rolls_back=False)  # one answer had told otherwise
-            return
         model.failed_claims += 1
         model.prefixes.pop(ticket.visit.rendering, None)
         for belief in model.ledger.idle():
@@ -267,8 +264,7 @@ def _ran_through_question(ticket: Ticket) -> bool:
     """Whether the request itself prefilled where its first question begins, some tokens before the head's end."""
     need, reused = ticket.need, (ticket.figures.cache_n if ticket.figures else None) or 0
     if ticket.visit.has_past:
-        # Nothing was derived of one that goes on. The question lies behind the exact prefix.
-        return 0 <= reused < (need.head_tokens or need.prefix_tokens) - MARK_SLACK
+        return not reused  # after an older checkpoint there is none where a question begins
     is_behind = need.head_tokens > 0 and reused >= need.head_tokens - MARK_SLACK
     is_repeated = any(repeats_talk(need, one or Nothing()) for one in (ticket.before, ticket.loaded))
     return not (ticket.n_anchored or is_behind or is_repeated)

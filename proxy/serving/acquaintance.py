@@ -60,8 +60,6 @@ class Acquaintance:
         """Find out what the server can do; the caller holds the turn, and the slots are empty."""
         model = self._context.model
         model.wants_probe, model.was_probed = False, True
-        if len(model.ledger.slots) == 1 and model.able.keeps_copies:
-            model.ledger.copied(model.ledger.slots[0].holds)  # the server does it, to make room
         writes = self._context.settings.persist and not self._context.settings.observe_only
         name = temporary_name(PROBE_KEY, os.getpid(), self._context.number) if writes else None
         try:

@@ -139,8 +139,8 @@ class Proxy:
 
     async def _understand(self, body: bytes, request: web.BaseRequest) -> Visit:
         if len(body) > LARGE_BODY or "Content-Encoding" in request.headers:
-            return await asyncio.to_thread(understand, body, request.headers, self.settings)
-        return understand(body, request.headers, self.settings)
+            return await asyncio.to_thread(understand, body, request.headers, self.settings, request.query_string)
+        return understand(body, request.headers, self.settings, request.query_string)
 
 
 class Touching:

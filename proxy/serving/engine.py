@@ -76,6 +76,11 @@ class Engine:
         self._numbers = numbers or itertools.count(1)
         self._reclaimed_at = 0.0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being prepared here, or answered."""
+        return bool(self.model.interest) or self.model.gate.inside > 0
+
     # Entering
 
     async def enter(self, visit: Visit, patience_s: float | None = None) -> Ticket:
@@ -111,7 +116,7 @@ class Engine:
 
     async def _admit(self, ticket: Ticket) -> None:
         model = self.model
-        await self.acquaintance.meet_first(ticket.visit.auth, may_load=not self.settings.observe_only)
+        await self.acquaintance.meet_first(ticket.visit.auth, may_load=ticket.visit.may_load)
         wanted = ticket.visit.request.choices if ticket.visit.request else 1
         ticket.places = model.gate.enter_now(wanted) or await self._wait_at_gate(wanted, ticket.visit.auth)
         ticket.admitted()
@@ -177,8 +182,8 @@ class Engine:
 
     async def _look(self, ticket: Ticket, *, is_needed: bool = False) -> bool:
         """Look whether the server is still the same, and probe one that has just started."""
-        may_load = not self.settings.observe_only
-        has_looked = await self.acquaintance.glance(ticket.visit.auth, is_needed=is_needed, may_load=may_load)
+        visit = ticket.visit
+        has_looked = await self.acquaintance.glance(visit.auth, is_needed=is_needed, may_load=visit.may_load)
         if self.model.wants_probe:
             await self.acquaintance.probe(ticket.visit.auth)
         return has_looked
@@ -197,8 +202,7 @@ class Engine:
         made = plan(need, model.ledger, model.able, disk, only)
         if made.source in (Source.WARM_UP, Source.HIT) and model.failed_claims >= FAILED_CLAIMS:
             return nothing("reuse_useless")
-        is_unsaved = whole.may_save and not whole.has_checkpoint and model.able.goes_back_freely
-        if made.reason == "built_when_idle" or (is_unsaved and made.reason == "conversation_begins_with_prefix"):
+        if made.reason == "built_when_idle":
             model.to_build[ticket.visit.rendering] = made.reason
         # Why there is no prefix the request itself tells best.
         return replace(made, reason=ticket.visit.reason) if made.reason == "no_prefix" and ticket.visit.reason else made

@@ -64,6 +64,8 @@ class Engines:
         else:
             await self._forget_models()
             engine = self.first
+        if any(other.is_busy for other in self._of_models.values() if other is not engine):
+            visit = replace(visit, may_load=False)  # one of the two could put the other's model out meanwhile
         if engine is not self.latest:
             engine.model.last_answer = 0.0  # for another model the router may have put this one out
         self.latest = engine

@@ -7,13 +7,15 @@ of accounting; counterpart: `llama.probe` asks the same on a server that is empt
 
 from dataclasses import replace
 
-from proxy.request.conversation import shared_messages
 from proxy.serving.model import Model
 from proxy.serving.ticket import Ticket
 from proxy.slots.anchoring import is_within_window
 from proxy.slots.holding import Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.plan import Source
-from proxy.slots.prediction import MARK_SLACK, is_from, is_overwritten, is_question_edited
+from proxy.slots.prediction import MARK_SLACK, is_from, is_question_edited
+
+MISSING_COPIES = 3
+"""After so many in a row host memory is off, or too small."""
 
 
 def learn_rate(model: Model, ticket: Ticket, least_tokens: int) -> None:
@@ -41,30 +43,30 @@ def _learn_window(model: Model, ticket: Ticket, cache_n: int) -> None:
 
 
 def _learn_rollback(model: Model, ticket: Ticket, cache_n: int) -> None:
-    """Whether a conversation could be gone back in to the end of the exact prefix, which nobody had marked.
+    """That a conversation could not be gone back in to the end of the exact prefix, which nobody had marked.
 
-    Less is a no. A yes is one only of a model without a sliding window, and between two folders: of one, the server may
-    have gone back to an in-memory checkpoint where a question begins.
+    That it could tells nothing: the server may have gone back to an in-memory checkpoint of its own.
     """
     before, need, able = ticket.before, ticket.need, model.able
     is_native = ticket.plan.source is Source.HIT and ticket.plan.reason == "conversation_begins_with_prefix"
     if able.rolls_back is not None or not is_native or not isinstance(before, Talk) or before.is_marked:
         return
-    if before.prefix_key != need.prefix_key or is_question_edited(need, before, able):
-        return
-    if cache_n < need.prefix_tokens - MARK_SLACK:
-        model.able = replace(able, rolls_back=False)
-    elif able.window == 0 and is_overwritten(need, before) and not shared_messages(need.chain, before.chain):
-        model.able = replace(able, rolls_back=True)
+    if before.prefix_key == need.prefix_key and not is_question_edited(need, before, able):
+        model.able = replace(able, rolls_back=False if cache_n < need.prefix_tokens - MARK_SLACK else None)
 
 
 def _learn_copies(model: Model, ticket: Ticket, cache_n: int) -> None:
-    """Whether a conversation came back that its slot did not hold, and of how many tokens."""
+    """Whether a conversation comes back that its slot did not hold.
+
+    Of a sliding window nothing is learned: what comes back may be gone back in where it is not whole.
+    """
     need, before, copy = ticket.need, ticket.before, ticket.loaded
-    if model.was_probed or model.able.keeps_copies is False or copy is None or isinstance(before, Unknown):
+    if model.able.keeps_copies is not None or model.able.window != 0 or copy is None or isinstance(before, Unknown):
         return
     is_elsewhere = (share(need, before) or 0) + MARK_SLACK < copy.n_prompt
-    goes_on = continues_talk(need, copy) or repeats_talk(need, copy)
-    if is_elsewhere and goes_on and is_from(copy, cache_n):
-        model.able = replace(model.able, keeps_copies=True)
-        model.seen_back = max(model.seen_back, copy.n_tokens)
+    if not is_elsewhere or not (continues_talk(need, copy) or repeats_talk(need, copy)):
+        return
+    came_back = is_from(copy, cache_n)
+    model.missing_copies = 0 if came_back else model.missing_copies + 1
+    if came_back or model.missing_copies >= MISSING_COPIES:
+        model.able = replace(model.able, keeps_copies=came_back)

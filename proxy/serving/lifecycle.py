@@ -113,18 +113,10 @@ class Lifecycle:
     async def _use_the_quiet(self) -> None:
         """Build what waits to be built; find out what a server can do that was in use when it was met."""
         model = self._context.model
-        if not model.was_probed and not model.ledger.may_be_hot and self._has_room_to_probe():
-            await self._with_turn(self._acquaintance.probe(self.auth))
-        elif model.to_build:
+        if model.to_build:
             self._building = self._context.spawn(self._with_turn(self._build()))
-
-    def _has_room_to_probe(self) -> bool:
-        """Whether nobody's work is lost by it: of the only slot, where as much was seen to come back as it was."""
-        model, held = self._context.model, self._context.model.ledger.idle()
-        if model.ledger.has_room_to_probe():
-            return True
-        comes_back = bool(model.able.keeps_copies) and model.able.window == 0
-        return comes_back and len(model.ledger.slots) == len(held) == 1 and held[0].holds.n_tokens <= model.seen_back
+        elif not model.was_probed and not model.ledger.may_be_hot and model.ledger.has_room_to_probe():
+            await self._with_turn(self._acquaintance.probe(self.auth))
 
     async def _with_turn(self, work: Coroutine[Any, Any, None]) -> None:
         turn = self._context.model.turn
@@ -229,12 +221,12 @@ class Lifecycle:
         """Prefill and save a prefix that a client could not wait for; one that was not finished waits again."""
         rendering, reason = self._context.model.to_build.popitem(last=False)
         try:
-            await self._build_one(rendering, reason)
+            await self._build_one(rendering)
         except (asyncio.CancelledError, ControlFailed):
             self._context.model.to_build.setdefault(rendering, reason)
             raise
 
-    async def _build_one(self, rendering: str, reason: str) -> None:
+    async def _build_one(self, rendering: str) -> None:
         model = self._context.model
         prefix = model.prefixes.get(rendering)
         disk = self._context.store.disk(prefix.key) if prefix else None
@@ -242,8 +234,6 @@ class Lifecycle:
             return
         held = [belief.slot for belief in model.ledger.idle() if not isinstance(belief.holds, Nothing)]
         if held and not model.able.keeps_copies:
-            if model.able.keeps_copies is None:
-                model.to_build[rendering] = reason  # that may show yet
             return  # what the slots hold is worth more
         # Where a task empties the idle slots, one copy has the others copied too.
         copies = tuple(Copy(slot) for slot in (held[:1] if model.able.clears_idle else held))

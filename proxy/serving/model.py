@@ -96,8 +96,8 @@ class Model:
     """Whether the last answer that a client sent back came back changed (without what the model thought, say)."""
     prompt_ms_per_token: float = 0.0
     """Measured on this server; 0 until a prompt of some length was prefilled."""
-    seen_back: int = 0
-    """Tokens of the longest conversation that came back from host memory before the server was probed."""
+    missing_copies: int = 0
+    """Conversations in a row that did not come back from host memory, of a server that was not probed."""
     copy_ms: float = 0.0
     """The shortest that a copy of a slot took; 0 until there was one."""
     _marker: str = ""
@@ -126,7 +126,7 @@ class Model:
         )
         self.verified.clear()
         self.displacing.clear()
-        self.copy_ms, self.seen_back = 0.0, 0
+        self.copy_ms, self.missing_copies = 0.0, 0
         self.ledger.forget(process.total_slots)
         if process.is_sleeping:
             self.ledger.emptied()

@@ -16,6 +16,10 @@ from proxy.settings import Settings
 AUTH_HEADERS = ("Authorization", "X-Api-Key")
 
 
+OWN_WAYS = ("Content-Encoding", "X-Conversation-Id")
+"""Headers with which a router refuses a request before it loads a model, or finishes it though its client has left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Visit:
     """One chat completion, understood."""
@@ -37,6 +41,8 @@ class Visit:
 
     head: str = ""
     """Under what the head is remembered."""
+    may_load: bool = False
+    """Whether a router would load its model for it, and nothing else become of it than of any other request."""
 
     @property
     def model(self) -> str:
@@ -56,8 +62,8 @@ class Visit:
         return self.request is not None and has_assistant_turns(self.request)
 
 
-def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> Visit:
-    """Read a request; whatever it is, there is a visit."""
+def understand(body: bytes, headers: Mapping[str, str], settings: Settings, query: str = "") -> Visit:
+    """Read a request; whatever it is, there is a visit. `query` is that of its target."""
     client = client_version(headers.get("User-Agent"))
     auth = {name: headers[name] for name in AUTH_HEADERS if name in headers}
     request = read_chat(body, headers.get("Content-Encoding", ""), headers.get("Content-Type", ""))
@@ -80,6 +86,7 @@ def understand(body: bytes, headers: Mapping[str, str], settings: Settings) -> V
         sizes=sizes,
         rendering=rendering_key(inputs, found) if found else "",
         head=head_key(inputs, request, found) if found else "",
+        may_load=not (query or any(name in headers for name in OWN_WAYS)),
     )
 
 

@@ -60,15 +60,10 @@ def may_come_back(need: Need, ledger: Ledger, able: Capabilities) -> bool:
         return False
     if able.keeps_copies is None and ledger.longest_copy(need) is not None:
         return True
-    return any(_may_serve(need, talk, able) for talk in ledger.copies.values())
-
-
-def _may_serve(need: Need, talk: Talk, able: Capabilities) -> bool:
-    """Whether this copy would do for its beginning, as far as is known; that it does was not seen yet."""
-    if is_telling(need, talk, able) or (able.is_untried and is_question_edited(need, talk, able)):
-        return True
-    is_alike = bool(need.prefix_key) and talk.prefix_key == need.prefix_key
-    return able.keeps_copies is None and bool(able.rolls_back) and is_alike
+    return any(
+        is_telling(need, talk, able) or (able.is_untried and is_question_edited(need, talk, able))
+        for talk in ledger.copies.values()
+    )
 
 
 def resume(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], talk: Talk, able: Capabilities) -> Plan:

@@ -1,6 +1,5 @@
 """What answers teach of a server that could not be probed, and what they do not."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -36,29 +35,28 @@ def asked(letters: str, before: Holding, loaded: Talk | None = None, plan: Plan 
     return made
 
 
-@pytest.mark.parametrize(("cache_n", "goes_back"), [(PREFIX_TOKENS, True), (0, False)])
-def test_another_folder_tells_whether_a_slot_can_be_gone_back_in(cache_n: int, goes_back: bool) -> None:
-    assert goes_back == after(MET_IN_USE, asked(OTHER_FOLDER, talk("a")), cache_n).rolls_back
+@pytest.mark.parametrize(("cache_n", "goes_back"), [(PREFIX_TOKENS, None), (0, False)])
+def test_another_folder_tells_that_a_slot_can_not_be_gone_back_in(cache_n: int, goes_back: bool | None) -> None:
+    """That it could tells nothing: an in-memory checkpoint may lie just there."""
+    assert goes_back is after(MET_IN_USE, asked(OTHER_FOLDER, talk("a")), cache_n).rolls_back
 
 
 @pytest.mark.parametrize(
     ("able", "before", "letters", "plan"),
     [
-        (MET_IN_USE, talk("a"), "az", NATIVE),
+        (MET_IN_USE, replace(talk("a"), keeps_question=True), "az", NATIVE),
         (MET_IN_USE, replace(talk("a"), is_marked=True), OTHER_FOLDER, NATIVE),
         (MET_IN_USE, talk("a", "Q"), OTHER_FOLDER, NATIVE),
         (MET_IN_USE, Nothing(), OTHER_FOLDER, NATIVE),
         (MET_IN_USE, talk("a"), OTHER_FOLDER, Plan(Source.RESTORE, "checkpoint_on_disk")),
-        (replace(MET_IN_USE, window=512), talk("a"), OTHER_FOLDER, NATIVE),
-        (replace(MET_IN_USE, window=None), talk("a"), OTHER_FOLDER, NATIVE),
     ],
-    ids=["same folder", "marked", "another prefix", "empty", "restored", "within the window", "no file"],
+    ids=["same folder", "marked", "another prefix", "empty", "restored"],
 )
-def test_what_may_have_come_from_elsewhere_tells_nothing(
+def test_where_nobody_can_have_gone_back_nothing_is_learned(
     able: Capabilities, before: Holding, letters: str, plan: Plan
 ) -> None:
-    """An in-memory checkpoint where the question begins, one that we left, a window: these serve without a rollback."""
-    assert after(able, asked(letters, before, plan=plan), PREFIX_TOKENS).rolls_back is None
+    """What was marked, restored or of another prefix was no trial; a question's checkpoint has a belief of its own."""
+    assert after(able, asked(letters, before, plan=plan), 0).rolls_back is None
 
 
 @pytest.mark.parametrize(
@@ -72,27 +70,35 @@ def test_a_conversation_that_comes_back_tells_that_copies_are_kept(
     assert expected is after(MET_IN_USE, asked("abc", before, talk("ab")), cache_n).keeps_copies
 
 
-async def test_in_a_quiet_moment_the_only_slot_is_probed_once_copies_were_seen_to_come_back(
+@pytest.mark.parametrize("window", [512, None])
+def test_of_a_sliding_window_it_is_not_learned(window: int | None) -> None:
+    """Only the window is copied: with `--swa-full` the server would go back in it, and answer wrongly."""
+    copied = asked("abc", talk("xy"), talk("ab"))
+    assert after(replace(MET_IN_USE, window=window), copied, talk("ab").n_tokens).keeps_copies is None
+
+
+def test_when_nothing_comes_back_again_and_again_that_is_learned_too() -> None:
+    """Host memory is off; else what may come back would be waited for for ever."""
+    model = Model(Client(), able=MET_IN_USE)  # type: ignore[arg-type]
+    seen = []
+    for cache_n in (0, 0, PREFIX_TOKENS, 99):
+        learn_from_reuse(model, asked("abc", talk("xy"), talk("ab")), cache_n)
+        seen.append(model.able.keeps_copies)
+    assert [None, None, False, False] == seen
+
+
+async def test_conversations_that_take_turns_are_kept_apart_once_one_was_seen_to_come_back(
     start_llama: StartLlama,
 ) -> None:
-    """And what it held comes back afterwards, with no more prefilled than without a proxy."""
+    """With no more prefilled than without a proxy."""
     (long,), (short,) = sessions("/a", tokens=1200), sessions("/b", seed=5, tokens=600)
-    later = next_turn(short, "done", "go on")
-    bodies = [long, short, next_turn(long, "done", "go on"), later]
-    last = next_turn(later, "done", "go on")
+    bodies = [long, short, next_turn(long, "done", "go on"), next_turn(short, "done", "go on")]
     server = start_llama("hybrid", "-np", "1", tools_last=True)
-    *_, directly = await ask_directly(server, *bodies, last)
+    directly = await ask_directly(server, *bodies)
     server.restart()
     await ask_directly(server, {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1})
     async with running(server) as proxied:
-        model, lifecycle = proxied.proxy.engine.model, proxied.proxy.engine.lifecycle
-        for body in bodies:
-            assert not model.was_probed
-            await proxied.ask(body)
-            model.last_answer = -math.inf
-            await lifecycle.look()
-        assert model.was_probed
-        assert model.able.mark_distance is not None
-        answer = await proxied.ask(last)
-    assert "resume" == proxied.sources[-1]
-    assert directly.prefilled >= answer.prefilled
+        answers = [await proxied.ask(body) for body in bodies]
+        assert proxied.proxy.engine.model.able.keeps_copies
+    assert ["may_be_hot", "own_checkpoint_serves", "may_come_back", "host_memory_holds_conversation"] == proxied.reasons
+    assert sum(answer.prefilled for answer in directly) >= sum(answer.prefilled for answer in answers)

@@ -1,12 +1,14 @@
 """Several models behind one router: what is known is kept for each, and nothing of ours has one loaded."""
 
 import asyncio
+import gzip
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import orjson
 import pytest
 
 from proxy.demo.servers import LlamaServer, ServerBinary
@@ -76,6 +78,39 @@ async def test_a_router_that_loads_nothing_unasked_is_left_so(router: Router) ->
     assert (400, expected.data) == (answer.status, answer.data)
     assert ["model_not_loaded"] == proxied.reasons
     assert set() == await router.loaded()
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "status"),
+    [("?autoload=false", {}, 400), ("", {"Content-Encoding": "gzip"}, 415)],
+    ids=["not wanted", "compressed"],
+)
+async def test_what_the_router_would_load_nothing_for_has_nothing_loaded(
+    router: Router, query: str, headers: dict[str, str], status: int
+) -> None:
+    (body,) = sessions("/a", tokens=600, model="alpha")
+    data = orjson.dumps(body)
+    async with running(router) as proxied:
+        url = f"{proxied.base_url}/chat/completions{query}"
+        async with proxied.client.post(url, data=gzip.compress(data) if headers else data, headers=headers) as answer:
+            assert status == answer.status
+    assert set() == await router.loaded()
+
+
+async def test_beside_another_model_s_request_the_router_loads_as_it_likes(router: Router) -> None:
+    """With room for one model ours would be put out again before its request has come."""
+    calls: list[Call] = []
+
+    async def note(call: Call) -> None:
+        calls.append(call)
+
+    long = {**sessions("/a", tokens=600, model="beta")[0], "max_tokens": 400}
+    async with relay(router, note) as url, running(url) as proxied:
+        other = asyncio.create_task(ask(proxied.client, proxied.base_url, long))
+        await proxied.heard.until(lambda: any(engine.model.gate.inside for engine in proxied.proxy.engines))
+        assert 200 == (await ask(proxied.client, proxied.base_url, sessions("/a", tokens=600, model="alpha")[0])).status
+        await other
+    assert LOADS_ALPHA not in [call.path for call in calls]
 
 
 async def test_a_model_that_can_not_be_loaded(router: Router) -> None:

@@ -64,23 +64,6 @@ async def test_a_slow_prefix_is_built_later(
         assert not proxied.proxy.engine.model.to_build
 
 
-async def test_a_prefix_that_slots_serve_but_no_file_is_saved_later(start_llama: StartLlama, place: Place) -> None:
-    """Nobody has to make it while sessions find it there; after a restart of the server somebody would."""
-    server = place.start(start_llama)
-    async with place.proxy(server) as proxied:
-        one, two, last = sessions("/one", "/two", "/three", tokens=TOKENS)
-        await proxied.ask(one)
-        assert await proxied.proxy.engine.store.delete(proxied.prefix.key) is None
-        await proxied.ask(two)
-        assert (["warm-up", "hit"], []) == (proxied.sources, place.files())
-        await idle(proxied)
-        await built(proxied)
-        assert 1 == len(place.files())
-        crash(server, under=proxied)
-        answer = await proxied.ask(last)
-        assert ("restore", proxied.prefix.n_tokens) == (proxied.sources[-1], answer.reused)
-
-
 @both
 @slot_flags
 async def test_what_the_slots_hold_outlives_the_build(
