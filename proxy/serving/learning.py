@@ -51,8 +51,9 @@ def _learn_rollback(model: Model, ticket: Ticket, cache_n: int) -> None:
     is_native = ticket.plan.source is Source.HIT and ticket.plan.reason == "conversation_begins_with_prefix"
     if able.rolls_back is not None or not is_native or not isinstance(before, Talk) or before.is_marked:
         return
-    if before.prefix_key == need.prefix_key and not is_question_edited(need, before, able):
-        model.able = replace(able, rolls_back=False if cache_n < need.prefix_tokens - MARK_SLACK else None)
+    is_tried = before.prefix_key == need.prefix_key and not is_question_edited(need, before, able)
+    if is_tried and cache_n < need.prefix_tokens - MARK_SLACK:
+        model.able = replace(able, rolls_back=False)
 
 
 def _learn_copies(model: Model, ticket: Ticket, cache_n: int) -> None:
