@@ -23,6 +23,10 @@ from proxy.settings import Settings
 
 ASK_AGAIN_S = 2.0
 """How soon a router may be asked again which models it has."""
+LOST = ("control_call_failed", "server_not_ready", "too_slow")
+"""What becomes of a request whose model was loaded for it, and put out by somebody else's before it was prepared."""
+LOAD_AGAIN_S = 600.0
+"""How long afterwards requests have their models loaded themselves: clients of several models are at work."""
 
 
 class Engines:
@@ -39,6 +43,7 @@ class Engines:
         """The one that was used last."""
         self._names: dict[str, str] = {}
         self._asked_at = float("-inf")
+        self._load_again_at = float("-inf")
 
     def __iter__(self) -> Iterator[Engine]:
         return iter([self.first, *self._of_models.values()])
@@ -64,12 +69,16 @@ class Engines:
         else:
             await self._forget_models()
             engine = self.first
-        if any(other.is_busy for other in self._of_models.values() if other is not engine):
+        is_beside_another = any(other.is_busy for other in self._of_models.values() if other is not engine)
+        if is_beside_another or time.monotonic() < self._load_again_at:
             visit = replace(visit, may_load=False)  # one of the two could put the other's model out meanwhile
         if engine is not self.latest:
             engine.model.last_answer = 0.0  # for another model the router may have put this one out
         self.latest = engine
-        return engine, await engine.enter(visit, max(0.0, patience_s - (time.monotonic() - began)))
+        ticket = await engine.enter(visit, max(0.0, patience_s - (time.monotonic() - began)))
+        if visit.may_load and self.first.model.is_router and ticket.plan.reason in LOST:
+            self._load_again_at = time.monotonic() + LOAD_AGAIN_S
+        return engine, ticket
 
     def _of(self, name: str) -> Engine:
         if name not in self._of_models:
