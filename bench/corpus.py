@@ -133,6 +133,6 @@ CORPUS = (
         Day(seed, model, "one", "the same", is_varied=True, is_used=True, is_long=True)
         for seed, model in ((1, "dense"), (1, "swa"), (2, "hybrid-last"), (8, "swa"))
     ),
-    Day(4, "dense", "one", "the same, and it went back freely", is_used=True, is_long=True),
+    Day(4, "dense", "one", "the same", is_used=True, is_long=True),
     Day(2, "swa", "one", "nobody had tried what the server can do", is_used=True, is_long=True),
 )

@@ -67,12 +67,19 @@ class LlamaClient:
     """Talks to one llama-server, or to one model of a router."""
 
     def __init__(
-        self, upstream: Upstream, session: aiohttp.ClientSession, *, control_s: float, model: str = ""
+        self,
+        upstream: Upstream,
+        session: aiohttp.ClientSession,
+        *,
+        control_s: float,
+        model: str = "",
+        may_load: bool = False,
     ) -> None:
         self.upstream = upstream
         self._session = session
         self._control_s = control_s
         self._model = model
+        self._may_load = may_load
 
     def of_model(self, model: str) -> "LlamaClient":
         """The same for one model of a router."""
@@ -92,7 +99,8 @@ class LlamaClient:
 
         Waits as long as that takes; raises with code 400 where a router loads none unasked (`--no-models-autoload`).
         """
-        return await self._object("GET", "/props", auth, timeout_s=timeout_s, may_load=True)
+        loading = LlamaClient(self.upstream, self._session, control_s=self._control_s, model=self._model, may_load=True)
+        return await loading.props(auth, timeout_s)
 
     async def models(self, auth: Auth) -> dict[str, Any]:
         """`GET /v1/models`."""
@@ -237,35 +245,21 @@ class LlamaClient:
         )
 
     async def _object(
-        self,
-        method: str,
-        path: str,
-        auth: Auth,
-        body: bytes | None = None,
-        timeout_s: float | None = None,
-        *,
-        may_load: bool = False,
+        self, method: str, path: str, auth: Auth, body: bytes | None = None, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        told = await self._json(method, path, auth, body, timeout_s, may_load=may_load)
+        told = await self._json(method, path, auth, body, timeout_s)
         if not isinstance(told, dict):
             raise ControlFailed(f"{path} did not answer with an object")
         return told
 
     async def _json(
-        self,
-        method: str,
-        path: str,
-        auth: Auth,
-        body: bytes | None = None,
-        timeout_s: float | None = None,
-        *,
-        may_load: bool = False,
+        self, method: str, path: str, auth: Auth, body: bytes | None = None, timeout_s: float | None = None
     ) -> Any:
         limit = aiohttp.ClientTimeout(total=timeout_s or self._control_s)
         try:
             async with self._session.request(
                 method,
-                self._url(method, path, may_load=may_load),
+                self._url(method, path),
                 data=body,
                 headers=_headers(auth, body),
                 timeout=limit,
@@ -317,11 +311,11 @@ class LlamaClient:
         broken = isinstance(error, aiohttp.ClientError | OSError) and not late
         return ControlFailed(f"{path}: {type(error).__name__}", is_broken=broken, is_timeout=late)
 
-    def _url(self, method: str, path: str, *, may_load: bool = False) -> str:
+    def _url(self, method: str, path: str) -> str:
         if self._model:
             # A GET's query names the model, a POST's body does. Work of ours has none loaded, and none put out for it.
             named = [f"model={quote(self._model, safe='')}"] if method == "GET" else []
-            asked = "&".join(named if may_load else [*named, "autoload=false"])
+            asked = "&".join(named if self._may_load else [*named, "autoload=false"])
             path += f"{'&' if '?' in path else '?'}{asked}"
         return self.upstream.control(path)
 

@@ -359,7 +359,7 @@ class Engine:
             ticket.plan = nothing("not_authorised")
             return
         if self.model.client.model and error.code == HTTPStatus.BAD_REQUEST:
-            ticket.plan = nothing("model_not_loaded")  # nor would the router load it for a request of ours
+            ticket.plan = nothing("model_not_loaded")  # what becomes of it is the router's affair
             return
         if error.is_unreachable:
             self.report.trouble(UNREACHABLE, f"{error}; requests get a 502 until it answers")

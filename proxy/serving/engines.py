@@ -24,9 +24,10 @@ from proxy.settings import Settings
 ASK_AGAIN_S = 2.0
 """How soon a router may be asked again which models it has."""
 LOST = ("control_call_failed", "server_not_ready", "too_slow")
-"""What becomes of a request whose model was loaded for it, and put out by somebody else's before it was prepared."""
+"""What becomes of a request whose model was put out by somebody else's before it was prepared; or takes too long, or
+can't be loaded at all."""
 LOAD_AGAIN_S = 600.0
-"""How long afterwards requests have their models loaded themselves: clients of several models are at work."""
+"""How long afterwards requests have their models loaded themselves: clients of several models may be at work."""
 
 
 class Engines:

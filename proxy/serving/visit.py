@@ -14,8 +14,6 @@ from proxy.request.rendering import head_key, inputs_digest, rendering_key
 from proxy.settings import Settings
 
 AUTH_HEADERS = ("Authorization", "X-Api-Key")
-
-
 OWN_WAYS = ("Content-Encoding", "X-Conversation-Id")
 """Headers with which a router refuses a request before it loads a model, or finishes it though its client has left."""
 
