@@ -116,7 +116,7 @@ def is_question_edited(need: Need, held: Holding, able: Capabilities) -> bool:
 
 def is_telling(need: Need, held: Holding, able: Capabilities) -> bool:
     """Whether what the server makes of this, left to itself, tells what it can go back to; so far nobody knows."""
-    if able.rolls_back is not None or able.truncates or not isinstance(held, Talk) or held.is_marked:
+    if able.rolls_back is not None or not isinstance(held, Talk) or held.is_marked:
         return False
     return held.is_whole and bool(need.prefix_key) and held.prefix_key == need.prefix_key
 

@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.commands.trials import Trials
+from proxy.commands.findings import advice
+from proxy.commands.trials import Trials, able_checks
 from proxy.llama.client import ControlFailed
 from proxy.serving.looked_over import is_as_left
 from proxy.settings import Settings
+from proxy.slots.capabilities import Capabilities
 from proxy.slots.ledger import Look
 from tests.slots.beliefs import look
 
@@ -47,3 +49,12 @@ async def test_a_server_that_is_still_at_the_last_trial_is_waited_for(
     settings = Settings(_env_file=None, dir=tmp_path / "index")  # type: ignore[call-arg]
     assert [] == await Trials(cast("Any", met), settings, may_save=True).run()
     assert await asyncio.to_thread(is_as_left, tmp_path / "index", "m", LEFT)
+
+
+@pytest.mark.parametrize(("rolls_back", "keeps_copies"), [(None, None), (False, None), (None, True)])
+def test_what_answers_have_told_of_a_server_that_was_not_probed_is_not_all(
+    rolls_back: bool | None, keeps_copies: bool | None
+) -> None:
+    """Half of it learned, it is still said that the rest is not known."""
+    able, unknown = Capabilities(rolls_back=rolls_back, keeps_copies=keeps_copies), advice("probe", "not known")
+    assert [unknown] == [*able_checks(able, persists=True, unknown=unknown)]

@@ -95,6 +95,25 @@ async def test_another_session_in_the_same_folder(
     assert [] == proxied.heard.troubles
 
 
+@pytest.mark.parametrize("is_displaced", [False, True], ids=["in its slot", "in host memory"])
+async def test_another_session_in_the_folder_of_one_first_seen_in_mid_way(
+    start_llama: StartLlama, *, is_displaced: bool
+) -> None:
+    """All of it was prefilled: there, too, the server goes back to where the first question began."""
+    (first,), (second,) = (sessions("/a", user=text, project_context=PROJECT) for text in ("tell me", "what is this"))
+    (other,) = sessions("/b", seed=5, tokens=600)
+    bodies = [turns(first, 3, AT_LENGTH)[-1], *([other] if is_displaced else []), second]
+    server = start_llama("hybrid", "-np", "1", tools_last=True)
+    *_, directly = await ask_directly(server, *bodies)
+    server.restart()
+    async with running(server) as proxied:
+        await asked(proxied, *bodies[:-1])
+        before = proxied.heard.prefilled
+        (answer,) = await asked(proxied, second)
+        assert directly.prefilled + SLACK >= answer.prefilled + proxied.heard.prefilled - before
+    assert [] == proxied.heard.troubles
+
+
 async def test_a_prefix_does_not_wait_for_a_head_that_takes_too_long(start_llama: StartLlama) -> None:
     """A long project text is prefilled by its own request; the next folder's session finds the prefix."""
     long = "write tests first. " * 800

@@ -5,16 +5,19 @@ from dataclasses import replace
 import pytest
 
 from proxy.demo.sessions import next_turn
+from proxy.llama.replies import Warmed
 from proxy.serving.learning import learn_from_reuse
 from proxy.serving.model import Model
+from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Nothing, Talk, Unknown
 from proxy.slots.plan import Plan, Source
+from proxy.slots.prediction import Choice
 from tests.conftest import StartLlama
 from tests.serving.running import ask_directly, running, sessions
-from tests.serving.test_accounting import Client, ticket
-from tests.slots.beliefs import PREFIX_TOKENS, need, talk
+from tests.serving.test_accounting import Client, context, ticket
+from tests.slots.beliefs import PREFIX_TOKENS, bare, need, talk
 
 NATIVE = Plan(Source.HIT, "conversation_begins_with_prefix")
 MET_IN_USE = Capabilities(window=0)
@@ -61,8 +64,13 @@ def test_where_nobody_can_have_gone_back_nothing_is_learned(
 
 @pytest.mark.parametrize(
     ("before", "cache_n", "expected"),
-    [(talk("xy"), talk("ab").n_tokens, True), (talk("xy"), PREFIX_TOKENS, None), (Unknown(), 99, None)],
-    ids=["came back", "only what the slot had", "may have been in the slot"],
+    [
+        (talk("xy"), talk("ab").n_tokens, True),
+        (talk("xy"), PREFIX_TOKENS, None),
+        (talk("abx"), talk("ab").n_prompt, None),
+        (Unknown(), 99, None),
+    ],
+    ids=["came back", "only what the slot had", "as much as the slot had", "may have been in the slot"],
 )
 def test_a_conversation_that_comes_back_tells_that_copies_are_kept(
     before: Holding, cache_n: int, expected: bool | None
@@ -85,6 +93,16 @@ def test_when_nothing_comes_back_again_and_again_that_is_learned_too() -> None:
         learn_from_reuse(model, asked("abc", talk("xy"), talk("ab")), cache_n)
         seen.append(model.able.keeps_copies)
     assert [None, None, False, False] == seen
+
+
+async def test_what_a_prompt_of_ours_displaces_may_come_back_too() -> None:
+    """Where nobody has tried that it is kept in mind; where it was seen not to, it is not."""
+    for keeps_copies, expected in ((None, [talk("xy")]), (False, [])):
+        at = context(talk("xy"), Nothing())
+        at.model.able = replace(MET_IN_USE, keeps_copies=keeps_copies)
+        taken = Choice(0, 0, by_similarity=False, overwrites=False, copies=True)
+        await SlotSteps(at).prefilled(need("ab", "Q"), taken, Warmed(0, PREFIX_TOKENS, 0, 1.0), bare("Q"), {})
+        assert expected == [*at.model.ledger.copies.values()]
 
 
 async def test_conversations_that_take_turns_are_kept_apart_once_one_was_seen_to_come_back(

@@ -5,7 +5,7 @@ import gzip
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
@@ -14,9 +14,11 @@ import pytest
 from proxy.demo.servers import LlamaServer, ServerBinary
 from proxy.demo.sessions import next_turn
 from proxy.llama.client import ControlFailed
+from proxy.serving.acquaintance import Acquaintance
 from tests.load.relay import Call, relay
 from tests.serving.routers import Router
 from tests.serving.running import Running, ask, ask_directly, running, sessions
+from tests.serving.test_accounting import context
 
 LOADS_ALPHA = "/props?model=alpha"
 PATIENCE_S = 10.0
@@ -123,6 +125,30 @@ async def test_a_model_that_can_not_be_loaded(router: Router) -> None:
         await proxied.ask(sessions("/a", tokens=600, model="alpha")[0])
     assert (500, expected.data) == (answer.status, answer.data)
     assert ["control_call_failed", "model_not_loaded"] == proxied.reasons, "for a while that is left to the requests"
+
+
+class Loading:
+    """A router whose model somebody else has it load, or nobody yet."""
+
+    model = "alpha"
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    async def props(self, *_: Any) -> dict[str, Any]:
+        raise ControlFailed("/props", self.code)
+
+    async def props_once_loaded(self, *_: Any) -> dict[str, Any]:
+        return {"total_slots": 1}
+
+
+@pytest.mark.parametrize("code", [400, 503])
+async def test_a_model_that_is_not_there_yet_is_waited_for_by_requests_only(code: int) -> None:
+    """By those that have it loaded; the proxy's own looks only see that it is not there."""
+    known = Acquaintance(context(client=cast("Any", Loading(code))))
+    assert {"total_slots": 1} == await known._props({}, may_load=True)
+    with pytest.raises(ControlFailed):
+        await known._props({}, may_load=False)
 
 
 async def test_a_model_that_takes_too_long_to_load(router: Router) -> None:

@@ -26,6 +26,22 @@ def test_an_agents_request_may_be_prepared() -> None:
     assert (2, 2, 64, False) == (len(told.chain), len(told.sizes), len(told.rendering), told.has_past)
 
 
+@pytest.mark.parametrize(
+    ("headers", "query", "may_load"),
+    [
+        ({}, "", True),
+        ({}, "autoload=false", False),
+        ({"Content-Encoding": "identity"}, "", False),
+        ({"x-conversation-id": "7"}, "", False),
+    ],
+)
+def test_a_router_loads_the_model_of_a_request_without_ways_of_its_own(
+    headers: dict[str, str], query: str, *, may_load: bool
+) -> None:
+    """Of the others it loads none, or goes on with it when its client has left."""
+    assert may_load is understand(orjson.dumps(chat()), CIMultiDict(headers), Settings(), query).may_load
+
+
 def test_a_later_turn_continues_the_first() -> None:
     first = chat()
     later = {**first, "messages": [*first["messages"], {"role": "assistant", "content": "Hm."}, {"role": "user"}]}

@@ -561,9 +561,10 @@ def test_where_nobody_has_tried_what_a_slot_can_be_gone_back_in_the_server_is_le
     ):
         assert "may_come_back" == plan(need(letters), with_copies(copy), able, SAVED).reason
     seen_not_to = replace(UNPROBED, rolls_back=False)
-    for disk in (SAVED, Disk()):
-        told = plan(need("ab"), with_copies(talk("xy")), seen_not_to, disk)
-        assert told.reason not in ("may_come_back", "host_memory_begins_with_prefix")
+    assert Source.RESTORE is plan(need("ab"), with_copies(talk("xy"), held=Nothing()), seen_not_to, SAVED).source
+    assert "own_checkpoint_serves" == plan(need("ab"), with_copies(talk("xy"), held=Nothing()), seen_not_to).reason
+    truncating = replace(UNPROBED, restores=True, window=512)
+    assert "may_come_back" != plan(need("abc"), with_copies(talk("ab", "Q")), truncating, SAVED).reason
 
 
 def test_no_checkpoint_is_tried_where_a_sliding_window_may_reuse_nothing_of_it() -> None:
