@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from contextlib import suppress
 
 from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import next_turn
@@ -29,9 +28,8 @@ async def disturbed(server: LlamaServer, seconds: float, seed: int, **settings: 
         players = [Player(random.Random(choose.random()), slots) for _ in range(PLAYERS)]
         until = time.monotonic() + seconds
         done = [one for day in await asyncio.gather(*(_until(proxied, p, until) for p in players)) for one in day]
-        disturbing.cancel()
-        with suppress(asyncio.CancelledError):
-            await disturbing
+        stranger.is_sent_away = True
+        await disturbing
         await at_rest(proxied)
         await idle_server(server)
         wrong = await restored_belief(proxied)

@@ -20,16 +20,18 @@ SLOW_DOWN_S = 0.2
 
 @dataclass(slots=True)
 class Stranger:
-    """Goes on until cancelled."""
+    """Goes on until it is sent away."""
 
     server: LlamaServer
     slots: int
     choose: random.Random
     done: list[str] = field(default_factory=list)
     saved: list[str] = field(default_factory=list)
+    is_sent_away: bool = False
 
     async def live(self) -> None:
-        while True:
+        """What it has begun when it is sent away it ends: of a request that is dropped the server may hear later."""
+        while not self.is_sent_away:
             kind = self.choose.choice(KINDS)
             await self._do(kind, self.choose.randrange(self.slots))
             self.done.append(kind)
