@@ -7,6 +7,7 @@ Counterpart: `replies` reads what the server says.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -118,10 +119,11 @@ class LlamaClient:
 
     async def slots(self, auth: Auth, timeout_s: float | None = None) -> list[Look]:
         """`GET /slots`; raises with code 501 under `--no-slots`."""
+        asked_at = time.monotonic()
         told = await self._json("GET", "/slots", auth, timeout_s=timeout_s)
         if not isinstance(told, list):
             raise ControlFailed("/slots did not answer with a list")
-        return [look(slot) for slot in told if isinstance(slot, dict) and is_count(slot.get("id"))]
+        return [look(slot, asked_at) for slot in told if isinstance(slot, dict) and is_count(slot.get("id"))]
 
     async def can_render(self, auth: Auth) -> None:
         """Have it render something that any server can; raises ControlFailed where it can't."""
@@ -151,10 +153,13 @@ class LlamaClient:
         progressed: Callable[[int], None] | None = None,
         *,
         is_anew: bool = False,
+        is_behind_empty: bool = False,
     ) -> Warmed:
         """Have a prompt of exactly these tokens prefilled, in the slot that the server chooses; `is_anew`, all of it.
 
-        Streamed with progress: only then does the server notice, within a batch, that we have gone.
+        `is_behind_empty` puts an empty prompt before it, in one call: the server queues both at once, and takes up
+        nothing and ends nothing between them. Streamed with progress: only then does the server notice, within a
+        batch, that we have gone.
         """
         body = {
             **self._completion(tokens),
@@ -162,7 +167,10 @@ class LlamaClient:
             "stream": True,
             "return_progress": True,
         }
-        return await self._streamed("/completion", orjson.dumps(body), auth, timeout_s, progressed)
+        if is_behind_empty:
+            body["prompt"] = [[], list(tokens)]
+        asked, place = orjson.dumps(body), int(is_behind_empty)
+        return await self._streamed("/completion", asked, auth, timeout_s, progressed, place)
 
     async def prefill_plainly(self, tokens: Sequence[int], auth: Auth, timeout_s: float) -> Warmed:
         """The same, as a client asks that says nothing of caching."""
@@ -278,8 +286,15 @@ class LlamaClient:
             raise ControlFailed(f"{path} did not answer with JSON") from error
 
     async def _streamed(
-        self, path: str, body: bytes, auth: Auth, timeout_s: float, progressed: Callable[[int], None] | None
+        self,
+        path: str,
+        body: bytes,
+        auth: Auth,
+        timeout_s: float,
+        progressed: Callable[[int], None] | None,
+        place: int = 0,
     ) -> Warmed:
+        """The figures of a streamed answer; `place` is which one of several prompts is meant."""
         last: dict[str, Any] = {}
         limit = aiohttp.ClientTimeout(total=timeout_s)
         try:
@@ -294,7 +309,7 @@ class LlamaClient:
                     raise ControlFailed(path, answer.status)
                 async for line in answer.content:
                     event = event_of(line)
-                    last = event if "timings" in event else last
+                    last = event if "timings" in event and event.get("index", 0) == place else last
                     if progressed and isinstance(told := event.get("prompt_progress"), dict):
                         progressed(count(told, "processed"))
         except _CALL_ERRORS as error:

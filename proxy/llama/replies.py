@@ -90,8 +90,8 @@ def warmed(told: Mapping[str, Any]) -> Warmed | None:
     )
 
 
-def look(slot: Mapping[str, Any]) -> Look:
-    """One slot of `GET /slots`."""
+def look(slot: Mapping[str, Any], asked_at: float) -> Look:
+    """One slot of `GET /slots`, asked for at this time on the monotonic clock."""
     task = slot.get("id_task")
     busy = slot.get("is_processing")
     # Builds that number no tasks say -1 for "none yet"; a slot that ran something and tells no length is an older one.
@@ -105,6 +105,7 @@ def look(slot: Mapping[str, Any]) -> Look:
         tells_length,
         n_processed=count(slot, "n_prompt_tokens_processed"),
         n_cache=count(slot, "n_prompt_tokens_cache"),
+        asked_at=asked_at,
     )
 
 

@@ -27,11 +27,16 @@ class Accounting:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def take_slot(self, ticket: Ticket, slot: int) -> None:
-        """The server put the request into this slot; what it did with the old content is entered."""
+    def take_slot(self, ticket: Ticket, slot: int, task: int | None = None) -> None:
+        """The server put the request into this slot, as this task; what it did with the old content is entered."""
         ledger = self._context.model.ledger
-        if ticket.over.is_set() or ticket.slot is not None or ledger.slots[slot].lease not in (0, ticket.number):
+        belief = ledger.slots[slot]
+        if ticket.over.is_set() or ticket.slot is not None:
             return
+        if belief.lease not in (0, ticket.number):
+            if task is None or belief.lease_task in (None, task):
+                return
+            ledger.pass_on(slot, ticket.need)
         choice = choose(ticket.need, ledger.idle())
         if ticket.plan.slot is not None:
             self._context.report.predicted(ticket, slot)
@@ -51,7 +56,7 @@ class Accounting:
         elif (copy := self._loaded(ticket, old)) is not None:
             ledger.taken(copy)
             ticket.loaded = copy
-        ledger.lease(slot, ticket.number)
+        ledger.lease(slot, ticket.number, task)
         ticket.slot = slot
 
     def _note_given_up(self, ticket: Ticket, old: Holding) -> None:
@@ -80,6 +85,7 @@ class Accounting:
         # Without a status the client has left before it came; the server may have begun all the same.
         if ticket.slot is not None and ticket.status in (0, HTTPStatus.OK) and not ticket.is_reclaimed:
             self._enter_outcome(ticket, ticket.slot, looks)
+        ledger.displaced.pop(ticket.number, None)
         if ticket.figures is not None and ticket.figures.cache_n is not None:
             self._enter_displaced(ticket, ticket.figures.cache_n)
             self._enter_loaded(ticket, ticket.figures.cache_n)
@@ -90,6 +96,9 @@ class Accounting:
     def _enter_outcome(self, ticket: Ticket, slot: int, looks: list[Look]) -> None:
         """The slot holds the conversation now; unless a later task has found it idle and had it moved away."""
         ledger, able = self._context.model.ledger, self._context.model.able
+        if ticket.number in ledger.displaced:
+            self._enter_lost_slot(ticket, ledger.displaced[ticket.number])
+            return
         look = next((look for look in looks if look.slot == slot), None)
         is_later = look is not None and ticket.seen is not None and look.task != ticket.seen.task
         is_empty = look is not None and look.n_tokens == 0 and not look.is_busy
@@ -98,6 +107,12 @@ class Accounting:
             ledger.hold(slot, Nothing(), has_run=False)
         else:
             ledger.hold(slot, self._outcome(ticket, look), is_contested=is_later)
+
+    def _enter_lost_slot(self, ticket: Ticket, over: Need | None) -> None:
+        """Another prompt has got the slot already; `over` is what it needed, if it may have been put over this one."""
+        outcome = self._outcome(ticket, None)
+        if self._context.model.able.keeps_copies and (over is None or not is_overwritten(over, outcome)):
+            self._context.model.ledger.copied(outcome)
 
     def _loaded(self, ticket: Ticket, old: Holding) -> Talk | None:
         """What the server loads from host memory; what was to be resumed, also where `old` is moved there only now."""
@@ -213,8 +228,8 @@ class Accounting:
     def _was_marked(self, ticket: Ticket) -> bool:
         if ticket.plan.source not in (Source.CONTINUE, Source.RESUME) or ticket.slot is None:
             return False
-        before = self._context.model.ledger.slots[ticket.slot].holds
-        return (isinstance(before, Talk) and before.is_marked) or ticket.plan.source is Source.RESUME
+        is_marked = isinstance(ticket.before, Talk) and ticket.before.is_marked
+        return is_marked or ticket.plan.source is Source.RESUME
 
     def _claim_failed(self, ticket: Ticket, reason: str) -> None:
         model = self._context.model

@@ -31,8 +31,9 @@ from proxy.slots.ledger import Look
 
 STALE_S = 1.0
 """After this long without an answer the server may be another one."""
-GLANCE_S = 0.05
-"""How long a look that every request pays for may take."""
+GLANCE_S = 0.5
+"""How long a look that every request pays for may take. Without it a conversation that goes on is sent to a server that
+was restarted as if that still had it."""
 RETRY_S = 2.0
 GONE = (0, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_REQUEST)
 """No answer, one that loads, a router that has put this model out."""

@@ -101,7 +101,7 @@ class Anchors:
         model.ledger.taken(anchor)
         if not 0 <= warmed.slot < len(model.ledger.slots):
             return  # a build that doesn't say where: no slot is emptied on a guess
-        model.ledger.hold(warmed.slot, anchor)
+        model.ledger.prompted(warmed.slot, anchor)
         if warmed.cache_n < len(prompt) - MARK_SLACK:
             model.ran_out_of_room()
         elif model.able.acts_on_slots is not False and not model.able.truncates:

@@ -158,7 +158,7 @@ class CheckpointSteps:
         model = self._context.model
         tokens = [*prefix.tokens, prefix.tokens[0]]
         found = await model.client.probabilities(tokens, ticket.visit.auth, self._context.settings.warm_timeout)
-        model.ledger.hold(found[0].slot, Unknown(len(tokens)))
+        model.ledger.prompted(found[0].slot, Unknown(len(tokens)))
         await self._steps.seen_again(found[0].slot, ticket.visit.auth)
         return found
 

@@ -51,7 +51,6 @@ class Context:
     def observe(self, looks: list[Look], ours: Iterable[int] = ()) -> None:
         """Enter a look at `/slots`; what it took away is told."""
         are_moved = self.has_slots_moved
-        ours = [look.slot for look in looks] if are_moved else ours  # lengths tell what else began
         can_be_moved = self.model.able.clears_idle is not False
         if surprised := self.model.ledger.observe(looks, ours, can_be_moved=can_be_moved, are_moved=are_moved):
             self.report.surprised(surprised)
@@ -61,7 +60,9 @@ class Context:
         if not 0 <= look.slot < len(self.model.ledger.slots):
             return False
         belief = self.model.ledger.slots[look.slot]
-        return not belief.lease and (belief.seen is None or belief.seen.task != look.task)
+        if belief.lease:
+            return belief.lease_task is not None and belief.lease_task != look.task
+        return belief.seen is None or belief.seen.task != look.task
 
     def begun(self, looks: Sequence[Look]) -> Sequence[Look]:
         """The slots that a request of ours which has just begun may be in.

@@ -264,7 +264,7 @@ class Engine:
             new = [look for look in looks if self.context.is_new(look)]
             fresh = self.context.begun(looks)
             if len(fresh) == 1:
-                self.accounting.take_slot(ticket, fresh[0].slot)
+                self.accounting.take_slot(ticket, fresh[0].slot, fresh[0].task)
                 ticket.seen = fresh[0]
             self.context.observe(looks, [look.slot for look in new])
         return ticket.slot is not None

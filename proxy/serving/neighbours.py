@@ -3,11 +3,12 @@
 A slot that the server frees between planning and the request's arrival may share the request's beginning. It would be
 chosen and overwritten, and what was prepared would be in vain. Three things are done about it, and only where such a
 neighbour runs: a last look, before forwarding, whether one has ended, so that the plan is made again with what it left;
-where any task makes the server move idle slots to host memory, empty tasks right ahead of whatever comes back from
-there; and what comes back is asked for by a prompt of ours, one token longer than what was kept. A request is rendered
-and tokenized before it is in the server's queue (12 ms for 7,700 tokens on two cores), a prompt of token ids is only
-read (1.3 ms): it and the empty task wait for the end of the same batch. In a slot of its own the conversation is the
-best choice for its request. What this leaves open: a warm-up or a request that goes on from a restored prefix.
+where any task makes the server move idle slots to host memory, an empty task right ahead of whatever comes back from
+there; and what comes back is asked for by a prompt of ours, one token longer than what was kept, in the same call as
+the empty task: the server takes both up at once, and no slot becomes free between them. In a slot of its own the
+conversation is the best choice for its request. Where the request's tokens are not known, empty tasks are sent until it
+has begun. What this leaves open: a warm-up or a request that goes on from a restored prefix, for as long as a batch
+takes; behind an empty task those would be given what a neighbour has just left.
 """
 
 import asyncio
@@ -68,10 +69,7 @@ class Neighbours:
     async def keep_away(self, ticket: Ticket) -> None:
         """Have idle slots moved to host memory ahead of what is to be loaded from there.
 
-        The server takes up tasks between two batches. The answer to an empty task tells that a batch has just begun:
-        the next empty task and our prompt then wait for its end together, in this order. Where the request's tokens are
-        not known the request itself follows, and empty tasks go on until it has begun. Raises PlanAgain where what was
-        loaded can't be gone on from.
+        Raises PlanAgain where what was loaded can't be gone on from.
         """
         model = self._context.model
         is_loaded = ticket.plan.source is Source.RESUME and model.able.keeps_copies and model.able.clears_idle
@@ -79,11 +77,12 @@ class Neighbours:
             return
         talk = model.ledger.longest_copy(ticket.need)
         tokens = await beginning(self._context, ticket, talk) if talk is not None else []
+        if tokens and talk is not None:
+            await self._bring_back(ticket, talk, tokens)
+            return
+        # The answer to an empty task tells that a batch has just begun: the next one and the request wait for its end.
         with self._pulsing():
             if not await self._push(ticket):
-                return
-            if tokens and talk is not None:
-                await self._bring_back(ticket, talk, tokens)
                 return
         self._context.spawn(self._go_on_pushing(ticket))
         await asyncio.sleep(HEAD_START_S)
@@ -92,35 +91,19 @@ class Neighbours:
         """Have the server load the copy into a slot, right behind an empty task."""
         context = self._context
         ledger, expected = context.model.ledger, choose(ticket.need, context.model.ledger.idle())
-        # One only: a later one would move away again what has just come back.
-        ahead = context.spawn(self._push_and_look(ticket))
-        await asyncio.sleep(HEAD_START_S)
-        with unknown_if_broken_off(ledger, expected):
-            limit_s = context.settings.warm_timeout
-            warmed = await context.model.client.prefill(tokens, ticket.visit.auth, limit_s)
-        await ahead
+        limit_s = context.settings.warm_timeout
+        with self._pulsing():
+            with unknown_if_broken_off(ledger, expected):
+                warmed = await context.model.client.prefill(tokens, ticket.visit.auth, limit_s, is_behind_empty=True)
+            whole = whole_after(Nothing(), talk, warmed.cache_n, context.model.able)
+            held = replace(talk, n_tokens=warmed.cache_n + warmed.prompt_n, whole=whole)
+            ledger.taken(talk)
+            ledger.take_over(warmed.slot, held, None if is_from(talk, warmed.cache_n) else ticket.need)
+            await self._look(ticket)
         context.report.warmed(warmed.slot, warmed)
-        await self._account_of(warmed.slot)
-        ledger.taken(talk)
         if context.model.able.truncates and not loaded_exactly(ticket.need, talk, (), warmed.cache_n):
             ledger.hold(warmed.slot, Unknown(len(tokens)))
             await self._resuming.not_brought_back(ticket, warmed.slot, talk)
-            return
-        if is_from(talk, warmed.cache_n):
-            ledger.copied(ledger.slots[warmed.slot].holds)  # loaded, and so what stood there was moved away before
-        whole = whole_after(Nothing(), talk, warmed.cache_n, context.model.able)
-        ledger.hold(warmed.slot, replace(talk, n_tokens=warmed.cache_n + warmed.prompt_n, whole=whole))
-
-    async def _account_of(self, slot: int) -> None:
-        """Let a neighbour that has just left this slot tell what it left there."""
-        model = self._context.model
-        neighbour = self._inside.get(model.ledger.slots[slot].lease)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ENDS_S):
-                if neighbour is not None:
-                    await neighbour.over.wait()
-                if model.settling:
-                    await asyncio.wait(model.settling)
 
     async def _go_on_pushing(self, ticket: Ticket) -> None:
         """One at a time: more of them would take the slots that the request could get."""
@@ -131,11 +114,6 @@ class Neighbours:
                 if not await self._push(ticket):
                     break
                 await asyncio.sleep(pause)
-            await self._look(ticket)
-
-    async def _push_and_look(self, ticket: Ticket) -> None:
-        with self._pulsing():
-            await self._push(ticket)
             await self._look(ticket)
 
     async def _look(self, ticket: Ticket) -> None:

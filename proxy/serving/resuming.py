@@ -105,7 +105,7 @@ class Resuming:
         ticket.plan = nothing("copy_not_as_expected")
         if tokens:
             warmed = await self._prefill(tokens, auth, is_anew=True)
-            model.ledger.hold(slot if warmed.slot < 0 else warmed.slot, replace(held, n_tokens=len(tokens)))
+            model.ledger.prompted(slot if warmed.slot < 0 else warmed.slot, replace(held, n_tokens=len(tokens)))
             await self._slots.seen_again(slot, auth)
 
     async def _prefill(self, tokens: list[int], auth: Auth, *, is_anew: bool = False) -> Warmed:

@@ -50,8 +50,8 @@ class SlotSteps:
             raise
         self._learn_copy((time.monotonic() - began) * 1000)
         self._context.report.copied(slot)
-        belief = model.ledger.slots[slot]
-        model.ledger.copied(belief.holds)
+        model.ledger.copied(model.ledger.slots[slot].holds)
+        model.ledger.renumbered(slot)
         await self.seen_again(slot, auth)
 
     def _learn_copy(self, took_ms: float) -> None:
@@ -85,7 +85,7 @@ class SlotSteps:
         await model.client.displace(slot, token, auth, settings.warm_timeout)
         if model.able.keeps_copies and not model.able.goes_back_freely:
             model.ledger.copied(model.ledger.slots[slot].holds)
-        model.ledger.hold(slot, Prefix("", 1))
+        model.ledger.prompted(slot, Prefix("", 1))
         await self.seen_again(slot, auth)
 
     async def prefilled(self, need: Need, expected: Choice | None, warmed: Warmed, held: Holding, auth: Auth) -> int:
@@ -102,7 +102,7 @@ class SlotSteps:
                 ledger.copied(before)
         if isinstance(held, Prefix | Talk):
             held = replace(held, whole=whole_after(before, spent, warmed.cache_n, model.able))
-        ledger.hold(slot, held)
+        ledger.prompted(slot, held)
         if warmed.prompt_n >= self._context.settings.min_prefix_tokens:
             model.prompt_ms_per_token = warmed.prompt_ms / warmed.prompt_n
         model.last_answer = time.monotonic()

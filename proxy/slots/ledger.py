@@ -7,6 +7,7 @@ A look at `/slots` is a hint: it can take beliefs away, never add one, save that
 nothing. What a request left behind is entered from that request's own answer.
 """
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ class Look:
     """Prompt tokens prefilled for the running request; on some builds kept after it."""
     n_cache: int = 0
     """Prompt tokens reused by it."""
+    asked_at: float | None = field(default=None, compare=False)
+    """When it was asked for, on the monotonic clock; None where nobody knows."""
 
 
 @dataclass(slots=True)
@@ -53,11 +56,22 @@ class SlotBelief:
     holds: Holding = field(default_factory=Unknown)
     lease: int = 0
     """Number of the request of ours that is (believed to be) in it; 0 for none."""
+    lease_task: int | None = None
+    """Its task number, where it was seen: with another one it has ended, and the slot is somebody else's."""
     seen: Look | None = None
     last_used: int = 0
     """Grows with each use; 0 for a slot that was never used."""
     is_contested: bool = False
     """Whether somebody's task was seen in it that may have overwritten what it is believed to hold."""
+    changed_at: float = float("-inf")
+    """When that was entered, on the monotonic clock: a look that was asked for before it tells nothing of it."""
+    is_renumbered: bool = False
+    """Whether a prompt of ours has ended in it whose task number has not been seen yet."""
+
+    def is_newer_than(self, look: "Look") -> bool:
+        """Whether this was entered, or seen, after that was asked for."""
+        seen_at = self.seen.asked_at if self.seen else None
+        return look.asked_at is not None and look.asked_at < max(self.changed_at, seen_at or self.changed_at)
 
 
 PROBED_SLOTS = 2
@@ -75,6 +89,9 @@ class Ledger:
         """Whether nothing was learned yet of a process that may hold anybody's work: no request of ours has ended."""
         self.n_ended = 0
         """Grows with each request of ours that leaves a slot."""
+        self.displaced: dict[int, Need | None] = {}
+        """Requests that ended in a slot which another prompt got before they were accounted for: what that one needed,
+        or None where the server had moved to host memory what they left."""
         self.given_up: Counter[str] = Counter()
         """By exact prefix: tokens of conversations in host memory that were not brought back, as they were few."""
         self._uses = 0
@@ -90,6 +107,7 @@ class Ledger:
         leases = {b.slot: b.lease for b in self.slots}
         self.slots = [SlotBelief(i, lease=leases.get(i, 0)) for i in range(total_slots or len(self.slots))]
         self.copies.clear()
+        self.displaced.clear()
         self.given_up.clear()
         self.saw_start = False
         self.may_be_hot = True
@@ -120,16 +138,19 @@ class Ledger:
         for look in known:
             belief = self.slots[look.slot]
             has_run = look.slot in begun
+            if look.slot not in mine and belief.is_newer_than(look):
+                continue
             if not look.is_busy and not belief.lease:
                 if has_run:
                     self.used(look.slot)
                 # Task numbers grow: with a larger one elsewhere, something began after this slot's last task.
-                is_foreign = has_run and look.slot not in mine
+                is_foreign = has_run and not (look.slot in mine or are_moved or belief.is_renumbered)
                 is_passed = newest > _task_number(look)
                 # A slot that never ran anything shows no length after a restore either, nor what happened since.
                 tells = bool(begun) or look.task is not None or not isinstance(belief.holds, Prefix)
                 if tells and self._judge(belief, look, is_foreign=is_foreign, is_passed=is_passed):
                     surprised.append(look.slot)
+            belief.is_renumbered = belief.is_renumbered and not (has_run or look.slot in mine)
             is_unexplained = look.is_busy and not belief.lease
             # A task that nobody has accounted for stays news until its slot is idle or leased.
             task = (belief.seen.task if belief.seen else None) if is_unexplained else look.task
@@ -178,30 +199,59 @@ class Ledger:
     def hold(self, slot: int, holding: Holding, *, has_run: bool = True, is_contested: bool = False) -> None:
         """A slot now holds this, by our own doing; `has_run` is False where no completion did it (a restore)."""
         if 0 <= slot < len(self.slots):
-            self.slots[slot].holds, self.slots[slot].is_contested = holding, is_contested
+            belief = self.slots[slot]
+            belief.holds, belief.is_contested, belief.changed_at = holding, is_contested, time.monotonic()
             self.may_be_hot = self.may_be_hot and not isinstance(holding, Talk)
             if has_run and not isinstance(holding, Nothing):
                 self.used(slot)
+
+    def prompted(self, slot: int, holding: Holding) -> None:
+        """A slot holds this after a prompt of ours, which has left a new task number there."""
+        self.hold(slot, holding)
+        self.renumbered(slot)
+
+    def renumbered(self, slot: int) -> None:
+        """A prompt of ours has run in this slot: the next look shows another task number."""
+        if 0 <= slot < len(self.slots):
+            self.slots[slot].is_renumbered, self.slots[slot].changed_at = True, time.monotonic()
+
+    def take_over(self, slot: int, holding: Holding, over: Need | None) -> None:
+        """A prompt of ours got this slot; `over` is what it needed, or None where the server first moved to host
+        memory what was there."""
+        if not 0 <= slot < len(self.slots):
+            return
+        if self.slots[slot].lease:
+            self.pass_on(slot, over)
+        elif over is None:
+            self.copied(self.slots[slot].holds)
+        self.prompted(slot, holding)
+
+    def pass_on(self, slot: int, over: Need | None) -> None:
+        """The request of ours in this slot has ended, and another prompt has got it: what it left is entered later."""
+        number = self.slots[slot].lease
+        self.displaced[number] = over
+        self.release(number)
+        self.slots[slot].holds = Unknown()
 
     def used(self, slot: int) -> None:
         """A completion in this slot has ended: that is what the server's own order of use goes by."""
         self._uses += 1
         self.slots[slot].last_used = self._uses
 
-    def lease(self, slot: int, number: int) -> None:
-        """A request of ours has begun in a slot; what was there is being overwritten."""
+    def lease(self, slot: int, number: int, task: int | None = None) -> None:
+        """A request of ours has begun in a slot, with this task number; what was there is being overwritten."""
         if not 0 <= slot < len(self.slots):
             return
         belief = self.slots[slot]
         if belief.lease and belief.lease != number:
             raise ValueError(f"slot {slot} is leased to {belief.lease}, not free for {number}")
-        belief.lease = number
+        belief.lease, belief.lease_task = number, task
 
     def release(self, number: int) -> None:
         """The request has ended; settling twice does no harm."""
         for belief in self.slots:
             if belief.lease == number:
-                belief.lease = 0
+                belief.lease, belief.lease_task = 0, None
                 self.n_ended += 1
                 if belief.seen is not None and belief.seen.is_busy:  # the look that would tell may fail
                     belief.seen = replace(belief.seen, is_busy=False)

@@ -23,7 +23,7 @@ from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit, understand
 from proxy.settings import Settings
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import NOWHERE_CUT, Holding, Nothing, Talk, Unknown, Whole
+from proxy.slots.holding import NOWHERE_CUT, Holding, Need, Nothing, Talk, Unknown, Whole
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, Restore, Source
 from proxy.slots.prediction import choose
@@ -62,11 +62,11 @@ class Client:
     async def tokenize(self, *_: Any) -> list[int]:
         return [*range(OURS.n_tokens + 30)]
 
-    async def prefill(self, tokens: list[int], *_: Any) -> Warmed:
-        self.asked.append(len(tokens))
+    async def prefill(self, tokens: list[int], *_: Any, is_behind_empty: bool = False) -> Warmed:
+        self.asked += [*(["empty"] if is_behind_empty else []), len(tokens)]
         if self.fails:
             raise ControlFailed("cut off")
-        return Warmed(1, 1, self.reused, 1.0)
+        return Warmed(1, len(tokens) - self.reused, self.reused, 1.0)
 
 
 def context(*holds: Holding, client: Client | None = None) -> Context:
@@ -297,7 +297,7 @@ async def test_a_neighbour_whose_account_comes_during_the_look() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_what_host_memory_has_is_brought_back_beside_a_neighbour(fails: bool) -> None:
-    """By a prompt one token longer, between two empty tasks; where that fails nobody knows what the slot holds."""
+    """By a prompt one token longer, right behind an empty one; where that fails nobody knows what the slot holds."""
     client = Client(look(0, 5, 300, is_busy=True), look(1, 7, OURS.n_tokens + 1))
     client.fails = fails
     at = context(talk("az"), Nothing(), client=client)
@@ -308,38 +308,58 @@ async def test_what_host_memory_has_is_brought_back_beside_a_neighbour(fails: bo
     with pytest.raises(ControlFailed) if fails else nullcontext():
         await Neighbours(at, {1: ticket(1)}).keep_away(resumed)
     await at.close()
-    assert ["copy", "copy", OURS.n_tokens + 1] == client.asked
+    assert ["empty", OURS.n_tokens + 1] == client.asked
     came_back = replace(OURS, n_tokens=OURS.n_tokens + 1)
     assert (Unknown() if fails else came_back) == at.model.ledger.slots[1].holds
     assert ([OURS] if fails else []) == [*at.model.ledger.copies.values()]
 
 
 @pytest.mark.parametrize("reused", [OURS.n_tokens, OURS.n_prompt - 4], ids=["whole", "from a checkpoint"])
-@pytest.mark.parametrize("has_settled", [False, True], ids=["its answer ends", "its account is made"])
-async def test_a_neighbour_whose_slot_is_got_tells_what_it_left(has_settled: bool, reused: int) -> None:
-    """The server had it moved to host memory, where it is looked for afterwards."""
+async def test_a_neighbour_whose_slot_is_got_before_its_account(reused: int) -> None:
+    """The server had moved to host memory what it left: there it is entered, and the slot is not its any more."""
     client = Client(look(0, 5, 300, is_busy=True), look(1, 7, OURS.n_tokens + 1))
     client.reused = reused
     at = context(Nothing(), talk("x"), client=client)
-    ledger, neighbour, left = at.model.ledger, ticket(1), talk("xy")
-    ledger.lease(1, 1)
-    ledger.copied(OURS)
-
-    async def account() -> None:
-        await asyncio.sleep(0.02)
-        ledger.release(1)
-        ledger.hold(1, left)
-        neighbour.over.set()
-
-    accounts = asyncio.ensure_future(account())
-    if has_settled:
-        at.model.settling.add(accounts)
+    at.model.ledger.lease(1, 1, 6)
+    at.model.ledger.copied(OURS)
     resumed = ticket(2, understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
     resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, "host_memory_holds_conversation")
-    await Neighbours(at, {} if has_settled else {1: neighbour}).keep_away(resumed)
+    await Neighbours(at, {}).keep_away(resumed)
+    came_back = replace(OURS, n_tokens=OURS.n_tokens + 1)
+    assert (came_back, 0) == (at.model.ledger.slots[1].holds, at.model.ledger.slots[1].lease)
+    left = ended_in(1, at)
     await at.close()
-    assert [left] == [*ledger.copies.values()]
-    assert replace(OURS, n_tokens=reused + 1) == ledger.slots[1].holds
+    assert [left] == [copy.chain for copy in at.model.ledger.copies.values()]
+    assert came_back == at.model.ledger.slots[1].holds
+
+
+def ended_in(slot: int, at: Context, number: int = 1) -> tuple[bytes, ...]:
+    """The late account of a first turn, after which another task is in its slot; returns its messages' hashes."""
+    ended = ticket(number, understand(orjson.dumps(sessions("/b", tokens=100)[0]), {}, at.settings))
+    ended.slot, ended.seen, ended.figures = slot, look(slot, 6, 10, is_busy=True), figures(1000)
+    Accounting(at).enter(ended, [look(slot, 7, OURS.n_tokens + 1)])
+    return ended.visit.chain
+
+
+@pytest.mark.parametrize(("shared", "is_copied"), [("x", True), ("/b", False)], ids=["little", "more than half"])
+def test_a_request_that_got_a_slot_before_its_neighbour_s_account(shared: str, is_copied: bool) -> None:
+    """Its task is not the neighbour's: that one has ended, and was overwritten, or copied where little would stay."""
+    at = context(Nothing(), Nothing())
+    at.model.ledger.lease(1, 1, 6)
+    at.model.ledger.observe([look(1, 6, 200, is_busy=True)])
+    seen = [look(1, 7, 300, is_busy=True)]
+    assert [1] == [one.slot for one in at.begun(seen)]
+    folder = sessions(shared, tokens=100)[0] if shared == "/b" else {"messages": [{"role": "user", "content": "x"}]}
+    mine = ticket(2, understand(orjson.dumps(folder), {}, at.settings))
+    mine.need = Need(mine.visit.chain, mine.visit.sizes, inputs=mine.visit.inputs)
+    accounting = Accounting(at)
+    for task, lease in ((None, 1), (6, 1), (7, 2)):
+        accounting.take_slot(mine, 1, task)
+        assert lease == at.model.ledger.slots[1].lease
+    assert Unknown() == mine.before
+    left = ended_in(1, at)
+    assert is_copied == (left in [copy.chain for copy in at.model.ledger.copies.values()])
+    assert 2 == at.model.ledger.slots[1].lease
 
 
 async def test_a_conversation_that_was_gone_on_from_is_not_in_host_memory() -> None:

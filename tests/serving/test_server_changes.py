@@ -85,6 +85,22 @@ async def test_gone_for_one_look_while_another_waits_for_its_answer(start_llama:
         assert 200 == (await proxied.ask(sessions("/b", tokens=600)[0])).status
 
 
+async def test_a_restart_is_noticed_where_the_server_answers_slowly(start_llama: StartLlama) -> None:
+    """A conversation that goes on, too, is then not sent to it as if it were still there."""
+
+    async def slowly(call: Call) -> None:
+        await asyncio.sleep(0.1 if call.path == "/props" else 0)
+
+    server = start_llama()
+    (body,) = sessions("/a", tokens=600)
+    async with relay(server, slowly) as url, running(url) as proxied:
+        await proxied.ask(body)
+        server.restart()
+        time_passes(proxied)
+        again = await proxied.ask(body)
+    assert proxied.prefix.n_tokens <= again.reused, proxied.reasons
+
+
 def false_hits(proxied: Running) -> list[tuple[str, int | None]]:
     """Requests that claimed a warm prefix and reused less than nine tenths of what was claimed."""
     return [

@@ -1,5 +1,6 @@
 """The ledger: what looks may take away, what they may not add, and what no sequence of events can break."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -83,6 +84,44 @@ def test_our_own_task_is_no_surprise() -> None:
     assert [] == made.observe([look(0, 6, PREFIX_TOKENS)], ours=[0])
     assert [] == made.observe([look(0, 6, PREFIX_TOKENS)])
     assert bare() == made.slots[0].holds
+
+
+def test_the_task_number_that_a_prompt_of_ours_leaves_is_no_surprise_to_another_ones_look() -> None:
+    """It is known that there will be a new one before it is seen; the one after that is a stranger's."""
+    made = seen_holding(bare())
+    made.prompted(0, talk("ab"))
+    assert [] == made.observe([look(0, 6, 220)])
+    assert talk("ab") == made.slots[0].holds
+    assert [0] == made.observe([look(0, 7, 220)])
+
+
+def test_a_stranger_right_behind_a_prompt_of_ours_is_told_by_the_length() -> None:
+    """The number that is seen first may be its task's."""
+    made = seen_holding(bare())
+    made.prompted(0, talk("ab"))
+    assert [0] == made.observe([look(0, 7, 90)])
+    assert Unknown(90) == made.slots[0].holds
+
+
+@pytest.mark.parametrize("task", [5, 6])
+def test_a_look_asked_for_before_a_change_tells_nothing_of_it(task: int) -> None:
+    """It shows what was there before; of the other slots it tells what it shows."""
+    made = seen_holding(talk("ab"))
+    before = time.monotonic()
+    made.hold(0, Nothing())
+    shown = [replace(look(slot, number, 220), asked_at=before) for slot, number in ((0, task), (1, 7))]
+    assert [1] == made.observe(shown)
+    assert Nothing() == made.slots[0].holds
+    assert [0] == made.observe(shown, ours=[0])
+
+
+def test_a_look_that_was_overtaken_tells_nothing() -> None:
+    """Of two that were asked for one after the other, the second may come first."""
+    made = seen_holding(talk("ab"))
+    now = time.monotonic()
+    made.observe([replace(look(0, 6, 220), asked_at=now + 2)], ours=[0])
+    assert [] == made.observe([replace(look(0, 5, 220), asked_at=now + 1)])
+    assert talk("ab") == made.slots[0].holds
 
 
 @pytest.mark.parametrize(
