@@ -1,14 +1,11 @@
 """A proxy that starts beside a server at work does no harm: what it hasn't seen it leaves alone."""
 
-import pytest
-
 from proxy.demo.models import Kind
 from proxy.demo.sessions import Body, next_turn
 from tests.conftest import StartLlama
 from tests.serving.running import ask_directly, running, sessions
+from tests.variants import servers
 
-flags = pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
-kinds = pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
 BATCH = 512
 LONG = "read the first file and say what it does. " * 150
 
@@ -19,8 +16,7 @@ def turns(body: Body) -> list[Body]:
     return [body, second, next_turn(second, "done", "and now the second one")]
 
 
-@flags
-@kinds
+@servers
 async def test_a_long_conversation_goes_on_after_the_proxy_was_restarted(
     start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]
 ) -> None:
@@ -38,8 +34,7 @@ async def test_a_long_conversation_goes_on_after_the_proxy_was_restarted(
     assert directly.prefilled >= answer.prefilled
 
 
-@flags
-@kinds
+@servers
 async def test_a_conversation_that_the_proxy_never_saw_goes_on(
     start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]
 ) -> None:
@@ -57,8 +52,7 @@ async def test_a_conversation_that_the_proxy_never_saw_goes_on(
     assert "continue" == proxied.sources[-1]
 
 
-@flags
-@kinds
+@servers
 async def test_a_new_session_after_a_restart_of_the_proxy_is_warm_again(
     start_llama: StartLlama, kind: Kind, flags: tuple[str, ...]
 ) -> None:

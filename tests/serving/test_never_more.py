@@ -8,6 +8,7 @@ from proxy.demo.models import Kind
 from proxy.demo.sessions import Body, next_turn
 from tests.conftest import StartLlama
 from tests.serving.running import ask_directly, running, sessions
+from tests.variants import long
 
 ONE_SLOT = ("-np", "1")
 RULE = "run the tests before you say that it is done. "
@@ -43,7 +44,7 @@ async def compared(
         return [directly, sum(answers) + proxied.heard.prefilled]
 
 
-@pytest.mark.parametrize("flags", [ONE_SLOT, ()], ids=["one-slot", "default-flags"])
+@pytest.mark.parametrize("flags", [ONE_SLOT, long(())], ids=["one-slot", "default-flags"])
 @pytest.mark.parametrize("tools_last", [False, True], ids=["tools-first", "tools-last"])
 @pytest.mark.parametrize("context", CONTEXTS)
 async def test_sessions_of_two_turns(

@@ -15,9 +15,9 @@ from proxy.llama.client import ControlFailed
 from tests.conftest import StartLlama
 from tests.load.relay import Call, relay
 from tests.serving.running import Answer, Running, ask_directly, ask_server, running, sessions
+from tests.variants import servers
 
 Change = Callable[[LlamaServer], Awaitable[None]]
-kinds = pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
 flags = pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
 
 
@@ -112,8 +112,7 @@ def false_hits(proxied: Running) -> list[tuple[str, int | None]]:
     ]
 
 
-@flags
-@kinds
+@servers
 @changes
 async def test_the_change_is_noticed(
     start_llama: StartLlama, kind: Kind, flags: tuple[str, ...], change: Change, tmp_path: Path

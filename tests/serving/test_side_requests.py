@@ -7,6 +7,7 @@ from proxy.demo.sessions import Body, next_turn
 from proxy.slots.holding import Talk, Unknown
 from tests.conftest import StartLlama
 from tests.serving.running import ask_directly, running, sessions
+from tests.variants import DEFAULT, ONE_SLOT, long
 
 flags = pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
 OWN_WORDS = 5
@@ -50,7 +51,7 @@ async def test_compaction_and_title(start_llama: StartLlama, kind: Kind, flags: 
     assert [True] * 3 == [d.prefilled >= a.prefilled for d, a in zip(directly[2:], answers[2:], strict=True)]
 
 
-@flags
+@pytest.mark.parametrize("flags", [ONE_SLOT, long(DEFAULT)], ids=["one-slot", "default-flags"])
 async def test_a_stable_text_that_changes_with_each_turn(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
     """After three changes in one conversation nothing more is warmed for it, and that is said once."""
     (body,) = sessions("/a")

@@ -12,6 +12,7 @@ from proxy.demo.sessions import Body, next_turn
 from tests.conftest import StartLlama
 from tests.serving.running import Answer, ask_directly, distance, running, sessions, telling
 from tests.serving.test_logprobs import QUIET
+from tests.variants import DEFAULT, ONE_SLOT, long
 
 FULL = ("-fa", "off", "--swa-full")
 slots = pytest.mark.parametrize("flags", [("-np", "1"), ()], ids=["one-slot", "default-flags"])
@@ -62,7 +63,7 @@ async def test_answers_are_those_of_a_cold_server(
     assert [] == [reason for reason in proxied.heard.troubles if reason.startswith("claim:")]
 
 
-@slots
+@pytest.mark.parametrize("flags", [ONE_SLOT, long(DEFAULT)], ids=["one-slot", "default-flags"])
 async def test_the_first_answer_that_comes_back_changed(start_llama: StartLlama, flags: tuple[str, ...]) -> None:
     """Nobody knew: it is seen when its conversation is brought back, which is then not gone on from."""
     first, other = sessions("/a", "/b")
