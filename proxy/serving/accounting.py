@@ -73,8 +73,9 @@ class Accounting:
             self.take_slot(ticket, 0)
         if ticket.slot is None:
             changed = [look.slot for look in looks if self._context.is_new(look)]
-            if len(changed) == 1:
-                self.take_slot(ticket, changed[0])
+            found = self._found_by_length(ticket, looks)
+            if len(found) == 1 or len(changed) == 1:
+                self.take_slot(ticket, (found if len(found) == 1 else changed)[0])
             if len(changed) == ticket.need.slots > 1 and ticket.status == HTTPStatus.OK:
                 for slot in changed:
                     self._enter_outcome(ticket, slot, looks)
@@ -92,6 +93,19 @@ class Accounting:
         self._context.observe(looks, () if ticket.slot is None else (ticket.slot,))
         if ticket.figures is not None:
             self._learn(ticket, ticket.figures)
+
+    def _found_by_length(self, ticket: Ticket, looks: list[Look]) -> list[int]:
+        """The slots that hold as much as prompt and answer make, with a task that is newer than the request.
+
+        Of an answer that is over before anybody looks another look may have taken the news.
+        """
+        figures, slots = ticket.figures, self._context.model.ledger.slots
+        if figures is None or not figures.prompt_tokens or ticket.need.slots > 1:
+            return []
+        n_tokens = figures.prompt_tokens + max(0, (figures.predicted_n or 0) - 1)
+        new = [k for k in looks if k.slot < len(ticket.tasks) and k.task != ticket.tasks[k.slot] and not k.is_busy]
+        free = [look for look in new if slots[look.slot].lease in (0, ticket.number)]
+        return [look.slot for look in free if abs(look.n_tokens - n_tokens) <= LENGTH_TOLERANCE]
 
     def _enter_outcome(self, ticket: Ticket, slot: int, looks: list[Look]) -> None:
         """The slot holds the conversation now; unless a later task has found it idle and had it moved away."""

@@ -227,6 +227,7 @@ class Engine:
     def sent(self, ticket: Ticket) -> None:
         """The request is on its way. An answer that is not streamed does not tell when it has got its slot."""
         ticket.was_sent = True
+        ticket.tasks = tuple(belief.seen.task if belief.seen else None for belief in self.model.ledger.slots)
         # With one slot nobody else can be prepared meanwhile.
         if not ticket.is_streamed and ticket.places and len(self.model.ledger.slots) > 1:
             self.context.spawn(self._watch_begin(ticket))

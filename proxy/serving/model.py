@@ -7,6 +7,7 @@ only. Nothing here does I/O.
 import asyncio
 import hashlib
 import secrets
+import time
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ class Model:
     is_router: bool = False
     """The server was last seen to be a router: each of its models has a record of its own, and this one is not used."""
     identity: ModelIdentity | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = field(default_factory=lambda: Ledger(clock=time.monotonic))
     able: Capabilities = field(default_factory=Capabilities)
     gate: Gate = field(default_factory=Gate)
     turn: Turn = field(default_factory=Turn)

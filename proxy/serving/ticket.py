@@ -57,6 +57,8 @@ class Ticket:
         self.path = ""
         self.is_whole = False
         self.was_sent = False
+        self.tasks: tuple[int | None, ...] = ()
+        """The task number of each slot, as last seen when it was sent."""
         self.over = asyncio.Event()
         """Set when it is accounted for: whatever is still being looked up for it comes too late."""
         self.has_begun = False

@@ -7,9 +7,8 @@ A look at `/slots` is a hint: it can take beliefs away, never add one, save that
 nothing. What a request left behind is entered from that request's own answer.
 """
 
-import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.slots.holding import (
@@ -45,7 +44,7 @@ class Look:
     n_cache: int = 0
     """Prompt tokens reused by it."""
     asked_at: float | None = field(default=None, compare=False)
-    """When it was asked for, on the monotonic clock; None where nobody knows."""
+    """When it was asked for, on the ledger's clock; None where nobody knows."""
 
 
 @dataclass(slots=True)
@@ -64,7 +63,7 @@ class SlotBelief:
     is_contested: bool = False
     """Whether somebody's task was seen in it that may have overwritten what it is believed to hold."""
     changed_at: float = float("-inf")
-    """When that was entered, on the monotonic clock: a look that was asked for before it tells nothing of it."""
+    """When that was entered, on the ledger's clock: a look that was asked for before it tells nothing of it."""
     is_renumbered: bool = False
     """Whether a prompt of ours has ended in it whose task number has not been seen yet."""
 
@@ -80,7 +79,8 @@ PROBED_SLOTS = 2
 class Ledger:
     """Beliefs about one model on one server process."""
 
-    def __init__(self, total_slots: int = 1) -> None:
+    def __init__(self, total_slots: int = 1, *, clock: Callable[[], float] = lambda: float("-inf")) -> None:
+        self._clock = clock
         self.slots: list[SlotBelief] = [SlotBelief(i) for i in range(total_slots)]
         self.copies: OrderedDict[bytes, Talk] = OrderedDict()
         self.saw_start = False
@@ -200,7 +200,7 @@ class Ledger:
         """A slot now holds this, by our own doing; `has_run` is False where no completion did it (a restore)."""
         if 0 <= slot < len(self.slots):
             belief = self.slots[slot]
-            belief.holds, belief.is_contested, belief.changed_at = holding, is_contested, time.monotonic()
+            belief.holds, belief.is_contested, belief.changed_at = holding, is_contested, self._clock()
             self.may_be_hot = self.may_be_hot and not isinstance(holding, Talk)
             if has_run and not isinstance(holding, Nothing):
                 self.used(slot)
@@ -213,7 +213,7 @@ class Ledger:
     def renumbered(self, slot: int) -> None:
         """A prompt of ours has run in this slot: the next look shows another task number."""
         if 0 <= slot < len(self.slots):
-            self.slots[slot].is_renumbered, self.slots[slot].changed_at = True, time.monotonic()
+            self.slots[slot].is_renumbered, self.slots[slot].changed_at = True, self._clock()
 
     def take_over(self, slot: int, holding: Holding, over: Need | None) -> None:
         """A prompt of ours got this slot; `over` is what it needed, or None where the server first moved to host

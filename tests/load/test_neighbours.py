@@ -5,6 +5,7 @@ the beginning of the request, and would be chosen and overwritten.
 """
 
 import asyncio
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,29 @@ class HeldPrompt(Held):
 
     def is_meant(self, call: Call) -> bool:
         return call.path == "/completion" and len(call.body["prompt"]) > 1
+
+
+class HeldLook(Held):
+    """Holds back the first look at the slots after a chat request, and the second one until that is answered."""
+
+    def __init__(self, server: LlamaServer) -> None:
+        super().__init__(server)
+        self.is_over = asyncio.Event()
+        self.is_waiting = False
+
+    def is_meant(self, call: Call) -> bool:
+        return call.path == "/slots"
+
+    async def __call__(self, call: Call) -> None:
+        if self.has_held and self.is_meant(call) and not self.is_over.is_set():
+            await self.is_over.wait()
+            await asyncio.sleep(0.1)
+        await super().__call__(call)
+        self.is_armed = self.is_armed or (self.is_waiting and call.path.endswith("/chat/completions"))
+
+    async def then(self) -> None:
+        self.is_waiting = False
+        self.is_over.set()
 
 
 class HeldRestore(Held):
@@ -156,3 +180,20 @@ async def test_a_neighbour_ends_while_a_slot_is_prepared(
     assert proxied.prefix.n_tokens <= new.reused, proxied.reasons
     assert 1 == sum(warm_up.cache_n == 0 for warm_up in proxied.heard.warm_ups), proxied.heard.warm_ups
     assert SLACK >= spare(later, spoken), proxied.reasons
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_short_answer_is_over_before_anybody_looks(start_llama: StartLlama, kind: Kind) -> None:
+    """Right after empty tasks, which leave new task numbers, too: its slot is the one that is as long as it is."""
+    server = start_llama(kind)
+    hold = HeldLook(server)
+    first, second = sessions("/a", "/b", tokens=600)
+    async with relay(server, hold) as url, running(url) as proxied:
+        await proxied.ask(first)
+        proxied.proxy.engine.context.pulsed_at = math.inf
+        hold.is_waiting = True
+        answer = await proxied.ask(second)
+        assert hold.has_held
+        again = await proxied.ask(next_turn(second, answer.text, "go on"))
+    assert "continue" == proxied.sources[-1], proxied.reasons
+    assert SLACK >= spare(again, answer)

@@ -1,6 +1,7 @@
 """Short ways to write down needs, holdings and ledgers: a talk is a text, each letter a message of 100 tokens."""
 
 import hashlib
+from collections.abc import Callable
 from itertools import accumulate
 
 from proxy.slots.holding import BYTES_PER_TOKEN, Holding, Need, Prefix, Talk
@@ -36,9 +37,14 @@ def bare(prefix: str = "P") -> Prefix:
     return Prefix(prefix, PREFIX_TOKENS)
 
 
-def ledger(*holdings: Holding, busy: tuple[int, ...] = (), saw_start: bool = True) -> Ledger:
+def ledger(
+    *holdings: Holding,
+    busy: tuple[int, ...] = (),
+    saw_start: bool = True,
+    clock: Callable[[], float] = lambda: float("-inf"),
+) -> Ledger:
     """One slot for each holding, used in this order; `busy` ones are leased."""
-    made = Ledger(len(holdings))
+    made = Ledger(len(holdings), clock=clock)
     made.saw_start = saw_start
     for slot, holding in enumerate(holdings):
         made.hold(slot, holding)

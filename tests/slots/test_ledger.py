@@ -1,6 +1,5 @@
 """The ledger: what looks may take away, what they may not add, and what no sequence of events can break."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -42,9 +41,9 @@ def test_slots_used_before_we_came_are_as_old_as_their_tasks() -> None:
     assert [1, 2, 0] == [belief.slot for belief in sorted(made.slots, key=lambda belief: belief.last_used)]
 
 
-def seen_holding(holding: Holding, task: int | None = 5) -> Ledger:
-    """One slot that was seen holding what it is believed to hold, and another, empty one."""
-    made = ledger(holding, Nothing())
+def seen_holding(holding: Holding, task: int | None = 5, at: float = 0.0) -> Ledger:
+    """One slot that was seen holding what it is believed to hold, and another, empty one; its clock stands still."""
+    made = ledger(holding, Nothing(), clock=lambda: at)
     made.observe([look(0, task, holding.n_tokens), look(1, None)], ours=[0])
     assert holding == made.slots[0].holds
     return made
@@ -106,10 +105,10 @@ def test_a_stranger_right_behind_a_prompt_of_ours_is_told_by_the_length() -> Non
 @pytest.mark.parametrize("task", [5, 6])
 def test_a_look_asked_for_before_a_change_tells_nothing_of_it(task: int) -> None:
     """It shows what was there before; of the other slots it tells what it shows."""
-    made = seen_holding(talk("ab"))
-    before = time.monotonic()
+    made = seen_holding(talk("ab"), at=2.0)
     made.hold(0, Nothing())
-    shown = [replace(look(slot, number, 220), asked_at=before) for slot, number in ((0, task), (1, 7))]
+    made.slots[1].changed_at = 0.0
+    shown = [replace(look(slot, number, 220), asked_at=1.0) for slot, number in ((0, task), (1, 7))]
     assert [1] == made.observe(shown)
     assert Nothing() == made.slots[0].holds
     assert [0] == made.observe(shown, ours=[0])
@@ -118,9 +117,8 @@ def test_a_look_asked_for_before_a_change_tells_nothing_of_it(task: int) -> None
 def test_a_look_that_was_overtaken_tells_nothing() -> None:
     """Of two that were asked for one after the other, the second may come first."""
     made = seen_holding(talk("ab"))
-    now = time.monotonic()
-    made.observe([replace(look(0, 6, 220), asked_at=now + 2)], ours=[0])
-    assert [] == made.observe([replace(look(0, 5, 220), asked_at=now + 1)])
+    made.observe([replace(look(0, 6, 220), asked_at=2.0)], ours=[0])
+    assert [] == made.observe([replace(look(0, 5, 220), asked_at=1.0)])
     assert talk("ab") == made.slots[0].holds
 
 
