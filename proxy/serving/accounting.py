@@ -73,9 +73,10 @@ class Accounting:
             self.take_slot(ticket, 0)
         if ticket.slot is None:
             changed = [look.slot for look in looks if self._context.is_new(look)]
-            found = self._found_by_length(ticket, looks)
-            if len(found) == 1 or len(changed) == 1:
-                self.take_slot(ticket, (found if len(found) == 1 else changed)[0])
+            fitting = self._found_by_length(ticket, looks)
+            found = fitting if len(fitting) == 1 else changed
+            if len(found) == 1:
+                self.take_slot(ticket, found[0])
             if len(changed) == ticket.need.slots > 1 and ticket.status == HTTPStatus.OK:
                 for slot in changed:
                     self._enter_outcome(ticket, slot, looks)
