@@ -81,6 +81,8 @@ class Accounting:
                 for slot in changed:
                     self._enter_outcome(ticket, slot, looks)
                 self._context.observe(looks, changed)
+        # Of a slot that another prompt has got a look from before tells nothing any more.
+        own = () if ticket.slot is None or ticket.number in ledger.displaced else (ticket.slot,)
         ledger.release(ticket.number)
         if ticket.status == HTTPStatus.OK:
             ledger.may_be_hot = False
@@ -91,7 +93,7 @@ class Accounting:
         if ticket.figures is not None and ticket.figures.cache_n is not None:
             self._enter_displaced(ticket, ticket.figures.cache_n)
             self._enter_loaded(ticket, ticket.figures.cache_n)
-        self._context.observe(looks, () if ticket.slot is None else (ticket.slot,))
+        self._context.observe(looks, own)
         if ticket.figures is not None:
             self._learn(ticket, ticket.figures)
 

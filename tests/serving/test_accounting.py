@@ -314,12 +314,18 @@ async def test_what_host_memory_has_is_brought_back_beside_a_neighbour(fails: bo
     assert ([OURS] if fails else []) == [*at.model.ledger.copies.values()]
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [look(1, 7, OURS.n_tokens + 1), replace(look(1, 6, 1027), asked_at=0.0)],
+    ids=["seen after that", "seen before"],
+)
 @pytest.mark.parametrize("reused", [OURS.n_tokens, OURS.n_prompt - 4], ids=["whole", "from a checkpoint"])
-async def test_a_neighbour_whose_slot_is_got_before_its_account(reused: int) -> None:
+async def test_a_neighbour_whose_slot_is_got_before_its_account(reused: int, seen: Look) -> None:
     """The server had moved to host memory what it left: there it is entered, and the slot is not its any more."""
     client = Client(look(0, 5, 300, is_busy=True), look(1, 7, OURS.n_tokens + 1))
     client.reused = reused
     at = context(Nothing(), talk("x"), client=client)
+    at.model.ledger._clock = lambda: 1.0
     at.model.ledger.lease(1, 1, 6)
     at.model.ledger.copied(OURS)
     resumed = ticket(2, understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
@@ -327,17 +333,20 @@ async def test_a_neighbour_whose_slot_is_got_before_its_account(reused: int) -> 
     await Neighbours(at, {}).keep_away(resumed)
     came_back = replace(OURS, n_tokens=OURS.n_tokens + 1)
     assert (came_back, 0) == (at.model.ledger.slots[1].holds, at.model.ledger.slots[1].lease)
-    left = ended_in(1, at)
+    left = ended_in(1, at, seen)
     await at.close()
     assert [left] == [copy.chain for copy in at.model.ledger.copies.values()]
     assert came_back == at.model.ledger.slots[1].holds
 
 
-def ended_in(slot: int, at: Context, number: int = 1) -> tuple[bytes, ...]:
+NOW_OURS = look(1, 7, OURS.n_tokens + 1)
+
+
+def ended_in(slot: int, at: Context, seen: Look = NOW_OURS, number: int = 1) -> tuple[bytes, ...]:
     """The late account of a first turn, after which another task is in its slot; returns its messages' hashes."""
     ended = ticket(number, understand(orjson.dumps(sessions("/b", tokens=100)[0]), {}, at.settings))
     ended.slot, ended.seen, ended.figures = slot, look(slot, 6, 10, is_busy=True), figures(1000)
-    Accounting(at).enter(ended, [look(slot, 7, OURS.n_tokens + 1)])
+    Accounting(at).enter(ended, [seen])
     return ended.visit.chain
 
 
