@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,11 +48,13 @@ class Context:
         """Whether idle slots are being moved to host memory by empty tasks of ours, or were a moment ago."""
         return self.pulses > 0 or time.monotonic() - self.pulsed_at < PULSE_ECHO_S
 
-    def observe(self, looks: list[Look], ours: Iterable[int] = ()) -> None:
+    def observe(self, looks: list[Look], ours: Iterable[int] = (), pending: Collection[int] = ()) -> None:
         """Enter a look at `/slots`; what it took away is told."""
         are_moved = self.has_slots_moved
         can_be_moved = self.model.able.clears_idle is not False
-        if surprised := self.model.ledger.observe(looks, ours, can_be_moved=can_be_moved, are_moved=are_moved):
+        if surprised := self.model.ledger.observe(
+            looks, ours, pending=pending, can_be_moved=can_be_moved, are_moved=are_moved
+        ):
             self.report.surprised(surprised)
 
     def is_new(self, look: Look) -> bool:

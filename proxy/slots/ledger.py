@@ -123,10 +123,17 @@ class Ledger:
         self.saw_start, self.may_be_hot = True, False
 
     def observe(
-        self, looks: Sequence[Look], ours: Iterable[int] = (), *, can_be_moved: bool = True, are_moved: bool = False
+        self,
+        looks: Sequence[Look],
+        ours: Iterable[int] = (),
+        *,
+        pending: Collection[int] = (),
+        can_be_moved: bool = True,
+        are_moved: bool = False,
     ) -> list[int]:
         """Compare with a look at `/slots`; returns the slots whose belief was given up. `ours` we used ourselves.
 
+        In one of the `pending` slots a request of ours has ended, and its account will tell in which.
         `can_be_moved` is whether this server empties idle slots into host memory when a task begins elsewhere;
         `are_moved` whether we are just having it do so, by tasks that begin in any slot and leave no tokens.
         """
@@ -138,7 +145,7 @@ class Ledger:
         for look in known:
             belief = self.slots[look.slot]
             has_run = look.slot in begun
-            if look.slot not in mine and belief.is_newer_than(look):
+            if look.slot in pending or (look.slot not in mine and belief.is_newer_than(look)):
                 continue
             if not look.is_busy and not belief.lease:
                 if has_run:

@@ -114,6 +114,15 @@ def test_a_look_asked_for_before_a_change_tells_nothing_of_it(task: int) -> None
     assert [0] == made.observe(shown, ours=[0])
 
 
+def test_of_a_slot_that_may_be_a_request_s_own_nothing_is_concluded() -> None:
+    """It is over, and its account will tell which slot it was in; of the others the look tells what it shows."""
+    made = seen_holding(talk("ab"))
+    made.hold(1, talk("x"))
+    assert [1] == made.observe([look(0, 6, 240), look(1, None, 7)], ours=[0], pending=[0])
+    assert talk("ab") == made.slots[0].holds
+    assert [0] == made.observe([look(0, 6, 240)])
+
+
 def test_a_look_that_was_overtaken_tells_nothing() -> None:
     """Of two that were asked for one after the other, the second may come first."""
     made = seen_holding(talk("ab"))
