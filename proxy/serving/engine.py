@@ -267,9 +267,8 @@ class Engine:
             if len(fresh) == 1:
                 self.accounting.take_slot(ticket, fresh[0].slot, fresh[0].task)
                 ticket.seen = fresh[0]
-            idle = [look.slot for look in new if not look.is_busy]
-            is_over = ticket.slot is None and len(idle) == len(new)
-            self.context.observe(looks, [look.slot for look in new], idle if is_over else ())
+            slots, is_over = [look.slot for look in new], not any(look.is_busy for look in new)
+            self.context.observe(looks, slots, slots if is_over and ticket.slot is None else ())
         return ticket.slot is not None
 
     # Settling

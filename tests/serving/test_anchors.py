@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.demo.models import Kind
+from proxy.demo.servers import LlamaServer
 from proxy.demo.sessions import Body, next_turn
 from proxy.llama.client import ControlFailed, LlamaClient
 from proxy.serving.history import saved_tokens
@@ -73,6 +74,18 @@ async def test_a_session_that_begins_in_a_later_turn_of_another(
     assert [] == proxied.heard.troubles
 
 
+async def last_costs_no_more_than_directly(server: LlamaServer, bodies: list[Body]) -> None:
+    """All are asked in this order, directly and through the proxy: of the last one the tokens are compared."""
+    *_, directly = await ask_directly(server, *bodies)
+    server.restart()
+    async with running(server) as proxied:
+        await asked(proxied, *bodies[:-1])
+        before = proxied.heard.prefilled
+        (answer,) = await asked(proxied, bodies[-1])
+        assert directly.prefilled + SLACK >= answer.prefilled + proxied.heard.prefilled - before
+    assert [] == proxied.heard.troubles
+
+
 @pytest.mark.parametrize(
     ("tools_last", "turned", "more"),
     [(False, 1, ()), (True, 1, ()), (True, 2, ()), (True, 1, ("--cache-ram", "0"))],
@@ -85,14 +98,7 @@ async def test_another_session_in_the_same_folder(
     (first,), (second,) = (sessions("/a", user=text, project_context=PROJECT) for text in ("tell me", "what is this"))
     bodies = [*turns(first, turned, AT_LENGTH), second]
     server = start_llama("hybrid", "-np", "1", *more, tools_last=tools_last)
-    *_, directly = await ask_directly(server, *bodies)
-    server.restart()
-    async with running(server) as proxied:
-        await asked(proxied, *bodies[:-1])
-        before = proxied.heard.prefilled
-        (answer,) = await asked(proxied, second)
-        assert directly.prefilled + SLACK >= answer.prefilled + proxied.heard.prefilled - before
-    assert [] == proxied.heard.troubles
+    await last_costs_no_more_than_directly(server, bodies)
 
 
 @pytest.mark.parametrize("is_displaced", [False, True], ids=["in its slot", "in host memory"])
@@ -104,14 +110,7 @@ async def test_another_session_in_the_folder_of_one_first_seen_in_mid_way(
     (other,) = sessions("/b", seed=5, tokens=600)
     bodies = [turns(first, 3, AT_LENGTH)[-1], *([other] if is_displaced else []), second]
     server = start_llama("hybrid", "-np", "1", tools_last=True)
-    *_, directly = await ask_directly(server, *bodies)
-    server.restart()
-    async with running(server) as proxied:
-        await asked(proxied, *bodies[:-1])
-        before = proxied.heard.prefilled
-        (answer,) = await asked(proxied, second)
-        assert directly.prefilled + SLACK >= answer.prefilled + proxied.heard.prefilled - before
-    assert [] == proxied.heard.troubles
+    await last_costs_no_more_than_directly(server, bodies)
 
 
 async def test_a_prefix_does_not_wait_for_a_head_that_takes_too_long(start_llama: StartLlama) -> None:
