@@ -379,6 +379,19 @@ async def test_an_answer_that_names_no_slot_has_no_slot() -> None:
 # --- what is sent --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["as asked", "the empty one last"])
+async def test_behind_an_empty_prompt_the_figures_are_those_of_the_other(order: tuple[int, int]) -> None:
+    """Whichever of the two the server ends first."""
+    ends = {
+        0: b'data: {"index":0,"id_slot":3,"timings":{"prompt_n":0,"cache_n":0}}\n\n',
+        1: b'data: {"index":1,"id_slot":2,"timings":{"prompt_n":1,"cache_n":100}}\n\n',
+    }
+    script = says(b"".join(ends[place] for place in order), kind=b"text/event-stream")
+    async with recording(script) as upstream, calling(upstream.port) as client:
+        told = await client.prefill(TOKENS, NO_KEY, 5.0, is_behind_empty=True)
+    assert (2, 1, 100) == (told.slot, told.prompt_n, told.cache_n)
+
+
 async def sent(call: Call, *, model: str = "", auth: dict[str, str] | None = None) -> Message:
     async with recording(says(b"{}")) as upstream, calling(upstream.port, model=model) as client:
         with suppress(ControlFailed):

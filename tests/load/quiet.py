@@ -41,6 +41,7 @@ def held(proxied: Running) -> list[str]:
         "settling": model.settling,
         "flights": model.flights,
         "interest": +model.interest,
+        "displaced": model.ledger.displaced,
     }
     return [name for name, what in found.items() if what]
 

@@ -19,6 +19,7 @@ from proxy.serving.context import Context, PlanAgain
 from proxy.serving.model import Model
 from proxy.serving.neighbours import Neighbours
 from proxy.serving.reporting import Reporter
+from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit, understand
 from proxy.settings import Settings
@@ -51,6 +52,9 @@ class Client:
 
     async def copy(self, *_: Any) -> None:
         self.asked.append("copy")
+
+    async def displace(self, *_: Any) -> None:
+        self.asked.append("displace")
 
     async def erase(self, slot: int, *_: Any) -> None:
         self.asked.append(f"erase {slot}")
@@ -336,7 +340,7 @@ async def test_a_neighbour_whose_slot_is_got_before_its_account(reused: int, see
     left = ended_in(1, at, seen)
     await at.close()
     assert [left] == [copy.chain for copy in at.model.ledger.copies.values()]
-    assert came_back == at.model.ledger.slots[1].holds
+    assert (came_back, {}) == (at.model.ledger.slots[1].holds, at.model.ledger.displaced)
 
 
 NOW_OURS = look(1, 7, OURS.n_tokens + 1)
@@ -415,6 +419,47 @@ async def test_a_slow_reader_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     mine.need = need("ab")
     async with asyncio.timeout(1):
         assert not await Neighbours(at, {1: ticket(1)}).have_ended(mine)
+
+
+@pytest.mark.parametrize("lengths", [(1027, 0), (0, 1027), (1027, 1027)])
+def test_of_several_new_tasks_a_request_s_is_the_one_that_is_as_long(lengths: tuple[int, int]) -> None:
+    """The others are those of empty tasks; where two are as long nobody knows."""
+    at = context(Nothing(), Nothing())
+    ended = ticket(visit=understand(orjson.dumps(sessions("/a", tokens=100)[0]), {}, at.settings))
+    ended.tasks, ended.figures = (3, 3), figures(1000)
+    Accounting(at).enter(ended, [look(0, 7, lengths[0]), look(1, 8, lengths[1])])
+    found = [isinstance(belief.holds, Talk) for belief in at.model.ledger.slots]
+    assert [n == 1027 and sum(lengths) == n for n in lengths] == found
+
+
+@pytest.mark.parametrize("how", ["copy", "prefilled", "displaced"])
+async def test_what_another_look_sees_before_our_own_is_no_surprise(how: str) -> None:
+    """A prompt of ours has left a new task number: a request that is being accounted for looks first."""
+    held = OURS if how == "copy" else THEIRS
+    client = Client(look(0, 9, 1 if how == "displaced" else held.n_tokens), look(1, 3))
+    at = context(OURS, Nothing(), client=client)
+    at.model.able = replace(at.model.able, acts_on_slots=False)
+    at.model.ledger.observe([look(0, 3, OURS.n_tokens), look(1, 3)])
+    surprised: list[int] = []
+    client.meanwhile = lambda: surprised.extend(at.model.ledger.observe(client.shown))
+    steps = SlotSteps(at)
+    if how == "copy":
+        await steps.copy(0, {})
+    elif how == "displaced":
+        await steps.clear(0, {}, 5)
+    else:
+        await steps.prefilled(need("x"), None, Warmed(0, THEIRS.n_tokens, 0, 1.0), held, {})
+    assert [] == surprised
+    assert not isinstance(at.model.ledger.slots[0].holds, Unknown)
+
+
+def test_the_ledger_of_a_model_knows_which_looks_are_late() -> None:
+    """By the clock by which looks are asked for."""
+    model = Model(cast("Any", Client()))
+    asked_at = time.monotonic()
+    model.ledger.hold(0, OURS)
+    assert [] == model.ledger.observe([replace(look(0, 3, 7), asked_at=asked_at - 1)])
+    assert [0] == model.ledger.observe([replace(look(0, 3, 7), asked_at=time.monotonic() + 1)])
 
 
 @pytest.mark.parametrize(("shared", "is_copied"), [("x", True), ("ab", False)], ids=["little", "more than half"])

@@ -223,6 +223,14 @@ def test_two_leases_on_a_slot_are_refused_and_change_nothing() -> None:
     assert 1 == made.slots[0].lease
 
 
+def test_of_another_process_no_request_has_lost_its_slot() -> None:
+    """What one had left there when it was given to another prompt has gone with the process."""
+    made = ledger(talk("ab"), busy=(0,))
+    made.pass_on(0, None)
+    made.forget()
+    assert {} == made.displaced
+
+
 def test_forgetting_keeps_the_leases() -> None:
     """Requests that are running go on running; everything else is gone."""
     made = ledger(talk("ab"), bare(), busy=(1,))
