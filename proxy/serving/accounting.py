@@ -56,8 +56,26 @@ class Accounting:
         elif (copy := self._loaded(ticket, old)) is not None:
             ledger.taken(copy)
             ticket.loaded = copy
-        ledger.lease(slot, ticket.number, task)
+        ledger.lease(slot, ticket.number, task, self._will_hold(ticket))
         ticket.slot = slot
+
+    def _will_hold(self, ticket: Ticket) -> Talk | Unknown:
+        """What the slot of a request that has just begun will hold; how long its answer is nobody knows."""
+        need, visit = ticket.need, ticket.visit
+        known = self._context.model.prefixes.get(visit.rendering)
+        if not need.chain or (visit.prefix is not None and known is None):
+            return Unknown()
+        n_tokens = max(need.n_tokens, known.n_tokens if known else 0)
+        return Talk(
+            need.chain,
+            need.sizes,
+            n_prompt=n_tokens,
+            n_tokens=n_tokens,
+            prefix_key=known.key if known else "",
+            prefix_tokens=known.n_tokens if known else 0,
+            inputs=need.inputs,
+            is_whole=False,
+        )
 
     def _note_given_up(self, ticket: Ticket, old: Holding) -> None:
         """Count what a conversation in host memory has more than the slot that was preferred to it."""

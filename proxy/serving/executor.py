@@ -54,7 +54,7 @@ class Executor:
             except PlanBroken as error:
                 ticket.plan = nothing(str(error))
                 return
-        if is_proven and not self._neighbours.sharing(ticket):
+        if is_proven and not self._neighbours.runs_beside(ticket):
             await self._resuming.bring_back(ticket)
 
     async def do(self, ticket: Ticket, step: Step) -> None:

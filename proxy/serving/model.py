@@ -187,7 +187,7 @@ class Model:
 
     def common(self, known: ExactPrefix) -> tuple[tuple[str, int], ...]:
         """What other prefixes, that slots or host memory hold, have in common with this one: the tools, often."""
-        held = [belief.holds for belief in self.ledger.slots]
+        held = [holds for belief in self.ledger.slots for holds in (belief.holds, belief.soon_holds)]
         keys = {holding.key for holding in held if isinstance(holding, Prefix)}
         talks = [*(holding for holding in held if isinstance(holding, Talk)), *self.ledger.copies.values()]
         keys |= {talk.prefix_key for talk in talks}

@@ -47,7 +47,12 @@ class Neighbours:
     def sharing(self, ticket: Ticket) -> list[SlotBelief]:
         """Slots at work for others that may share this request's beginning."""
         others = [b for b in self._context.model.ledger.slots if b.lease not in (0, ticket.number)]
-        return [b for b in others if share(ticket.need, b.holds) != 0]
+        return [b for b in others if share(ticket.need, b.soon_holds) != 0]
+
+    def runs_beside(self, ticket: Ticket) -> bool:
+        """Whether a slot may become free that shares this request's beginning; of some nobody knows their slot."""
+        inside = (one for one in self._inside.values() if one is not ticket)
+        return bool(self.sharing(ticket)) or any(one.was_sent and one.slot is None for one in inside)
 
     async def have_ended(self, ticket: Ticket) -> bool:
         """Whether one has ended since the request's plan was made, or has a free slot now: its account is awaited."""
@@ -73,7 +78,7 @@ class Neighbours:
         """
         model = self._context.model
         is_loaded = ticket.plan.source is Source.RESUME and model.able.keeps_copies and model.able.clears_idle
-        if not is_loaded or not self.sharing(ticket):
+        if not is_loaded or not self.runs_beside(ticket):
             return
         talk = model.ledger.longest_copy(ticket.need)
         tokens = await beginning(self._context, ticket, talk) if talk is not None else []

@@ -57,6 +57,8 @@ class SlotBelief:
     """Number of the request of ours that is (believed to be) in it; 0 for none."""
     lease_task: int | None = None
     """Its task number, where it was seen: with another one it has ended, and the slot is somebody else's."""
+    will_hold: Holding = field(default_factory=Unknown)
+    """What it will leave, as far as that can be told."""
     seen: Look | None = None
     last_used: int = 0
     """Grows with each use; 0 for a slot that was never used."""
@@ -66,6 +68,11 @@ class SlotBelief:
     """When that was entered, on the ledger's clock: a look that was asked for before it tells nothing of it."""
     is_renumbered: bool = False
     """Whether a prompt of ours has ended in it whose task number has not been seen yet."""
+
+    @property
+    def soon_holds(self) -> Holding:
+        """What it holds as soon as it is idle."""
+        return self.will_hold if self.lease else self.holds
 
     def is_newer_than(self, look: "Look") -> bool:
         """Whether this was entered, or seen, after that was asked for."""
@@ -245,14 +252,14 @@ class Ledger:
         self._uses += 1
         self.slots[slot].last_used = self._uses
 
-    def lease(self, slot: int, number: int, task: int | None = None) -> None:
+    def lease(self, slot: int, number: int, task: int | None = None, will_hold: Holding | None = None) -> None:
         """A request of ours has begun in a slot, with this task number; what was there is being overwritten."""
         if not 0 <= slot < len(self.slots):
             return
         belief = self.slots[slot]
         if belief.lease and belief.lease != number:
             raise ValueError(f"slot {slot} is leased to {belief.lease}, not free for {number}")
-        belief.lease, belief.lease_task = number, task
+        belief.lease, belief.lease_task, belief.will_hold = number, task, will_hold or Unknown()
 
     def release(self, number: int) -> None:
         """The request has ended; settling twice does no harm."""

@@ -304,4 +304,4 @@ def _restore(
 
 def _is_busy_with_prefix(need: Need, ledger: Ledger) -> bool:
     idle = ledger.idle()
-    return any(b not in idle and share(need, b.holds) for b in ledger.slots)
+    return any(b not in idle and share(need, b.soon_holds) for b in ledger.slots)

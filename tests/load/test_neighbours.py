@@ -20,7 +20,7 @@ from proxy.serving import neighbours
 from tests.conftest import StartLlama
 from tests.load.quiet import idle_server
 from tests.load.relay import Call, relay
-from tests.serving.running import Answer, Running, running, sessions
+from tests.serving.running import Answer, Running, ask_server, running, sessions
 
 SLACK = 24
 """What finding a conversation again may cost."""
@@ -153,6 +153,49 @@ async def test_a_neighbour_ends_while_a_request_is_on_its_way(
     assert (holds is not HeldLonger) == bool([warm_up for warm_up in proxied.heard.warm_ups if warm_up.prompt_n == 1])
     assert SLACK >= spare(resumed, one), proxied.reasons
     assert SLACK >= spare(later, spoken), proxied.reasons
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_neighbour_has_begun_in_an_empty_slot(start_llama: StartLlama, kind: Kind) -> None:
+    """It counts for what it will leave there, not for what the slot held before."""
+    server = start_llama(kind)
+    hold = HeldRequest(server)
+    first, second, third = sessions("/a", "/b", "/c", tokens=2500)
+    async with relay(server, hold) as url, running(url) as proxied:
+        one = await proxied.ask(first)
+        other = await proxied.ask(second)
+        await proxied.ask(third)
+        again = goes_on(second, other)
+        talking = asyncio.create_task(proxied.ask(again))
+        await has_begun(server, proxied)
+        hold.is_armed = True
+        resumed = await proxied.ask(next_turn(first, one.text, "go on"))
+        spoken = await talking
+        later = await proxied.ask(next_turn(again, spoken.text, "and on"))
+    assert hold.has_held
+    assert "resume" == proxied.sources[3], proxied.reasons
+    assert SLACK >= spare(resumed, one), proxied.reasons
+    assert SLACK >= spare(later, spoken), proxied.reasons
+
+
+async def test_a_neighbour_whose_slots_nobody_knows(start_llama: StartLlama) -> None:
+    """As they are of one that asked for several answers at once."""
+    server = start_llama("hybrid")
+    hold = HeldRequest(server)
+    first, second = sessions("/a", "/b", tokens=2500)
+    async with relay(server, hold) as url, running(url) as proxied:
+        one = await proxied.ask(first)
+        other = await proxied.ask(second)
+        talking = asyncio.create_task(proxied.ask({**goes_on(second, other), "n": 2}))
+        async with asyncio.timeout(5):
+            while not any(slot["is_processing"] for slot in await ask_server(server, "/slots")):
+                await asyncio.sleep(0.005)
+        hold.is_armed = True
+        resumed = await proxied.ask(next_turn(first, one.text, "go on"))
+        await talking
+    assert hold.has_held
+    assert ("several_answers", "resume") == (proxied.heard.requests[2].plan.reason, proxied.sources[-1])
+    assert SLACK >= spare(resumed, one), proxied.reasons
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def ledger(
     for slot, holding in enumerate(holdings):
         made.hold(slot, holding)
     for slot in busy:
-        made.lease(slot, 100 + slot)
+        made.lease(slot, 100 + slot, will_hold=made.slots[slot].holds)
     return made
 
 

@@ -458,6 +458,15 @@ def test_a_prefix_that_a_busy_slot_holds_is_not_built_again_beside_it() -> None:
     assert (Source.NONE, "prefix_in_busy_slot") == (told.source, told.reason)
 
 
+def test_a_busy_slot_counts_for_what_it_will_hold() -> None:
+    """What it held before the request that runs in it is gone."""
+    empty, other = ledger(Nothing(), Nothing()), ledger(talk("ax"), Nothing())
+    empty.lease(0, 1, will_hold=talk("ax"))
+    other.lease(0, 1, will_hold=talk("z", "Q"))
+    reasons = [plan(FIRST, made, NO_ROLLBACK).reason for made in (empty, other)]
+    assert ["prefix_in_busy_slot", "no_checkpoint"] == reasons
+
+
 def test_no_first_turn_is_made_to_be_taken_where_no_slot_would_be_gone_back_in() -> None:
     """It would lose what followed, and its client is still there: beside a busy slot nothing is prepared."""
     begun = replace(talk("ay", is_marked=True), is_first=True)
