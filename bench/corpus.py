@@ -7,7 +7,7 @@ why, and stays.
 from dataclasses import dataclass
 from itertools import product
 
-from bench.days import random_trace, varied_trace
+from bench.days import dated_trace, random_trace, varied_trace
 from bench.traces import Size, Trace
 
 SMALL = Size(900, (), 0)
@@ -23,6 +23,7 @@ class Day:
     why: str = ""
     """What it found."""
     is_varied: bool = False
+    is_dated: bool = False
     is_used: bool = False
     """Whether somebody has used the server before the proxy meets it: then it can't be probed."""
     is_long: bool = False
@@ -30,10 +31,12 @@ class Day:
 
     @property
     def trace(self) -> Trace:
-        return varied_trace(self.seed) if self.is_varied else random_trace(self.seed)
+        made = dated_trace if self.is_dated else varied_trace if self.is_varied else random_trace
+        return made(self.seed)
 
     def __str__(self) -> str:
-        return f"{'used-' * self.is_used}{'varied-' * self.is_varied}{self.seed}-{self.model}-{self.flags}"
+        kind = f"{'used-' * self.is_used}{'varied-' * self.is_varied}{'dated-' * self.is_dated}"
+        return f"{kind}{self.seed}-{self.model}-{self.flags}"
 
 
 CORPUS = (
@@ -152,6 +155,14 @@ CORPUS = (
     ),
     Day(24, "swa-full", "one", "sessions in one folder share more than the exact prefix", is_varied=True, is_long=True),
     Day(28, "swa-full", "one", "the same", is_varied=True, is_long=True),
+    Day(
+        5,
+        "swa-full",
+        "one",
+        "what came back had its window only, and a new prefix found nothing of what both share",
+        is_dated=True,
+    ),
+    Day(1, "swa-full", "one", "the same", is_dated=True, is_long=True),
     Day(1, "hybrid-last", "one", "nobody had tried what the server can do", is_varied=True, is_used=True),
     *(
         Day(seed, model, "one", "the same", is_varied=True, is_used=True, is_long=True)

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, timedelta
 
 from bench.traces import Conversation, Size, Trace, World, agent, side_request, words
 
@@ -48,6 +49,17 @@ def varied_trace(seed: int) -> Trace:
 
     async def trace(world: World, size: Size) -> None:
         day = _Varied(world, size, seed)
+        for step in range(VARIED_STEPS):
+            await day.step(step)
+
+    return trace
+
+
+def dated_trace(seed: int) -> Trace:
+    """Days of one install whose system text tells the date: a varied day is a week, say."""
+
+    async def trace(world: World, size: Size) -> None:
+        day = _Dated(world, size, seed)
         for step in range(VARIED_STEPS):
             await day.step(step)
 
@@ -105,12 +117,15 @@ class _Varied:
         size = self._size if install < 3 else Size(OTHER_INSTALL_TOKENS, (), 0)
         talk = agent(self._world, f"s{len(self._sessions)}", size, user=text, seed=install, folder=folder)
         system = talk.body["messages"][0]
-        dated = system["content"].replace("\n</docs>", f"\nversion {words(1, str(self._version))}\n</docs>")
-        talk.body["messages"] = [system | {"content": dated}, *talk.body["messages"][1:]]
+        told = system["content"].replace("\n</docs>", f"\n{self._changing_line()}\n</docs>")
+        talk.body["messages"] = [system | {"content": told}, *talk.body["messages"][1:]]
         changes = self._choose.random() < self._changes_answers
         one = _Session(talk, folder, _without_its_beginning if changes else _as_it_came)
         self._sessions.append(one)
         await self._turn(one)
+
+    def _changing_line(self) -> str:
+        return f"version {words(1, str(self._version))}"
 
     async def _update(self, text: str) -> None:
         self._version += 1
@@ -155,3 +170,14 @@ class _Varied:
         answer = one.talk.body["messages"][-1]
         changed = answer | {"content": one.sends_back(answer["content"])}
         one.talk.body["messages"] = [*one.talk.body["messages"][:-1], changed]
+
+
+class _Dated(_Varied):
+    """One such week."""
+
+    def __init__(self, world: World, size: Size, seed: int) -> None:
+        super().__init__(world, size, seed)
+        self._habits["update"] = 2 * UPDATES
+
+    def _changing_line(self) -> str:
+        return f"Today is {date(2026, 12, 1) + timedelta(days=self._version)}."

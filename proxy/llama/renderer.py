@@ -5,14 +5,16 @@ Owns the asking (`/apply-template`, `/tokenize`); which bodies to render and wha
 """
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from proxy.llama.client import Auth, ControlFailed, LlamaClient
 from proxy.request.body import ChatRequest
+from proxy.request.dated import before_first_date
 from proxy.request.prefix import StablePrefix
-from proxy.request.rendering import common_prefix, head_variants, variants
+from proxy.request.rendering import common_prefix, head_variants, other_text, variants
 
 MAX_COMPARED_BYTES = 256 * 1024
 """A longer request isn't rendered itself: it would only tell how many tokens it has, and takes seconds for some MB."""
@@ -75,6 +77,27 @@ async def beginning_of_prompt(
 async def exact_head(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> tuple[int, ...]:
     """The tokens that every request with this system text begins with; raises ControlFailed likewise."""
     return tuple(common_prefix(await _tokens(client, head_variants(request, prefix), auth)))
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyToStay:
+    """Token lists that begin with what later prefixes will likely begin with, too, and then go on otherwise."""
+
+    tools: "array[int]"
+    """With another system text, from its first letter on: what precedes it stays, where the tools are the same."""
+    before_date: "array[int]"
+    """Up to the line with the first date; empty where there is none."""
+
+
+async def likely_to_stay(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> LikelyToStay:
+    """Render and tokenize; raises ControlFailed likewise."""
+
+    async def before_date() -> list[int]:
+        text = before_first_date(await client.render(variants(request, prefix)[1], auth))
+        return await client.tokenize(text, auth) if text else []
+
+    (tools,), dated = await asyncio.gather(_tokens(client, [other_text(request, prefix)], auth), before_date())
+    return LikelyToStay(array("i", tools), array("i", dated))
 
 
 async def _tokens(client: LlamaClient, bodies: Sequence[bytes], auth: Auth) -> list[list[int]]:

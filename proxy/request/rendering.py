@@ -71,6 +71,15 @@ def variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
     return bodies
 
 
+def other_text(request: ChatRequest, prefix: StablePrefix) -> bytes:
+    """A body for `POST /apply-template` that agrees in everything but the system text, from its first letter on."""
+    system = request.messages[prefix.position]
+    shared: dict[str, Any] = {"model": request.model} if request.model else {}
+    shared |= rendering_inputs(request)
+    retold = {**system, "content": with_tail(system["content"], 0, "y" if prefix.text.startswith("x") else "x")}
+    return orjson.dumps({**shared, "messages": [retold, {"role": "user", "content": _USERS[0]}]})
+
+
 def head_key(inputs: str, request: ChatRequest, prefix: StablePrefix) -> str:
     """Under what the head of such requests is remembered: rendering inputs and all messages before the first user's."""
     return _digest(["head", inputs, _leading(request, prefix)])

@@ -210,6 +210,9 @@ class Accounting:
         if ticket.plan.expected_cache_n > 0:
             self._context.model.failed_claims = 0
         need, name = ticket.need, shown(ticket.fingerprint)
+        for key, _ in need.stems:
+            if any(isinstance(step, Restore) and step.key == key for step in ticket.plan.steps):
+                self._context.store.used(key)
         for key, n_tokens in ((need.prefix_key, need.prefix_tokens), (need.head_key, need.head_tokens)):
             if (figures.cache_n or 0) >= n_tokens > 0:
                 self._context.store.used(key, name)

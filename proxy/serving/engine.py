@@ -34,7 +34,7 @@ from proxy.settings import Settings
 from proxy.slots.holding import Unknown
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, Source, nothing
-from proxy.slots.planner import Disk, plan
+from proxy.slots.planner import plan
 
 MAX_PLANS = 6
 """A checkpoint that turns out not to be fit makes another plan, but not for ever."""
@@ -190,11 +190,10 @@ class Engine:
 
     def _plan(self, ticket: Ticket) -> Plan:
         model, need = self.model, ticket.need
-        head, whole = self.store.disk(need.head_key), self.store.disk(need.prefix_key)
-        known = model.by_key(need.prefix_key)
+        disk, known = self.store.files(need), model.by_key(need.prefix_key)
         if known is not None and known.chat_body and model.able.truncates:
-            whole = Disk()  # what a chat leaves ends behind the prefix, and what was restored can't be gone back in
-        disk = replace(whole, has_head=head.has_checkpoint, may_save_head=head.may_save)
+            # What a chat leaves ends behind the prefix, and what was restored can't be gone back in.
+            disk = replace(disk, has_checkpoint=False, may_save=False)
         only = None if self.settings.slot == "auto" else self.settings.slot
         if only is not None and only >= len(model.ledger.slots):
             self.report.trouble("slot_out_of_range", f"SLOT={only}: the server has {len(model.ledger.slots)} slot(s)")
@@ -382,10 +381,11 @@ class Engine:
     def _end_unwanted(self) -> None:
         """Warm-ups that went on for others end when the last of those has gone."""
         model = self.model
-        wanted = {model.prefixes[name].key for name in model.interest if name in model.prefixes}
+        prefixes = [model.prefixes[name] for name in model.interest if name in model.prefixes]
+        # A head is wanted by whoever wants the exact prefix that it begins with, and so are the stems of that.
+        wanted = {key for prefix in prefixes for key in (prefix.key, *(prefix.stems or ()))}
         for key, flight in model.flights.items():
             prefix = model.by_key(key)
-            # A head is wanted by whoever wants the exact prefix that it begins with.
             is_wanted = key in wanted or (prefix is not None and prefix.base_key in wanted)
             if not is_wanted and not self.lifecycle.is_building:
                 flight.cancel()

@@ -48,6 +48,8 @@ class ExactPrefix:
     """Tokens of the whole prompt with which it was found; 0 where that was not rendered."""
     seen_bytes: int = 0
     """Bytes of that prompt's messages."""
+    stems: tuple[str, ...] | None = None
+    """Keys of its stems, the shortest first; None where nobody has looked yet."""
 
     def held(self, n_tokens: int | None = None) -> Prefix:
         """What a slot holds that has just got it."""

@@ -7,13 +7,14 @@ slot and is worth something only where a slot can be rolled back.
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from http import HTTPStatus
 
 from proxy.checkpoints.key import checkpoint_key
 from proxy.llama.client import Auth, ControlFailed
-from proxy.llama.renderer import exact_head, exact_prefix
+from proxy.llama.renderer import LikelyToStay, exact_head, exact_prefix, likely_to_stay
 from proxy.request.body import ChatRequest
 from proxy.request.conversation import opening
 from proxy.request.fingerprint import ModelIdentity, fingerprint
@@ -23,13 +24,17 @@ from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
-from proxy.slots.anchoring import leaves_heads
+from proxy.slots.anchoring import leaves_anchors, leaves_heads
 from proxy.slots.holding import BYTES_PER_TOKEN, Need, continues_talk
 
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
 ANCHORED_HEAD_TOKENS = 24
 """The same where an anchor keeps it, which costs no file and little time."""
+STEM_TOKENS = 512
+"""At least so long must a stem be, to be worth a file."""
+STEM_APART = 64
+"""By so much must one be longer than another."""
 REWRITTEN_TIMES = 3
 MAX_FINGERPRINTS = 64
 MAX_CONVERSATIONS = 64
@@ -100,7 +105,7 @@ class Needs:
             return need
         if self._is_too_long(ticket.n_rendered):
             return need
-        head = await self._head(ticket, known)
+        head, stems = await self._head(ticket, known), await self._stems(ticket, known)
         n_most = max(known.n_tokens, head.n_tokens if head else 0)
         return replace(
             need,
@@ -109,6 +114,7 @@ class Needs:
             rest_tokens=_rest(need, known),
             head_key=head.key if head else "",
             head_tokens=head.n_tokens if head else 0,
+            stems=tuple((stem.key, stem.n_tokens) for stem in stems),
             common=self._context.model.common(known),
             is_slow=self._is_slow(n_most),
         )
@@ -132,6 +138,39 @@ class Needs:
             return None
         # A prefix that is prefilled in time is not to wait for a head that isn't.
         return found if has_files or not self._is_slow(found.n_tokens) else None
+
+    async def _stems(self, ticket: Ticket, base: ExactPrefix) -> list[ExactPrefix]:
+        """Parts that others will likely begin with, where the model can't go back to them and they can be kept."""
+        visit, model = ticket.visit, self._context.model
+        has_files = self._context.store.is_on and bool(model.able.restores)
+        has_anchors = model.able.truncates and leaves_anchors(model.able)
+        if model.able.goes_back_freely or not base.tokens or not (has_files or has_anchors):
+            return []
+        if base.stems is None and visit.request is not None and visit.prefix is not None:
+            found = await likely_to_stay(model.client, visit.request, visit.prefix, visit.auth)
+            base = replace(base, stems=tuple(self._worth_keeping(visit.rendering, base, found)))
+            model.remember(visit.rendering, base)
+        return [stem for key in base.stems or () if (stem := model.by_key(key)) is not None]
+
+    def _worth_keeping(self, rendering: str, base: ExactPrefix, found: LikelyToStay) -> Iterator[str]:
+        """Keys of the stems. Most installs have one text for their tools, so the tools are one only with a second text.
+
+        But for a sliding window with all of its cache: there a slot has them for every text, until one comes back.
+        """
+        model, least = self._context.model, STEM_TOKENS
+        for n_tokens in sorted(common_length(tokens, base.tokens) for tokens in (found.tools, found.before_date)):
+            tokens = base.tokens[:n_tokens]
+            others = (
+                other.tokens[:n_tokens]
+                for other in model.prefixes.values()
+                if base.key not in (other.key, other.base_key)
+            )
+            is_dated = n_tokens == common_length(found.before_date, base.tokens)
+            if not least <= n_tokens < base.n_tokens or not (is_dated or model.able.truncates or tokens in others):
+                continue
+            if (stem := self._remember(f"{n_tokens} of {rendering}", tuple(tokens))) is not None:
+                least = n_tokens + STEM_APART
+                yield stem.key
 
     def _is_slow(self, n_tokens: int) -> bool:
         """Whether prefilling so much takes longer than a client waits for us."""

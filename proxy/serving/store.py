@@ -26,7 +26,8 @@ from proxy.serving.reporting import Reporter
 from proxy.serving.saving import Saving
 from proxy.serving.shelf import Shelf, identity_text
 from proxy.settings import Settings
-from proxy.slots.planner import Disk
+from proxy.slots.holding import Need
+from proxy.slots.restoring import Disk
 
 __all__ = ["Store", "identity_text"]
 
@@ -107,6 +108,18 @@ class Store:
         is_usable = record is not None and self._is_usable(record)
         return Disk(has_checkpoint=is_usable, may_save=not is_usable and self.saving.may_save(key))
 
+    def files(self, need: Need) -> Disk:
+        """What checkpoints can do for a request: of its prefix, its head and its stems."""
+        head, whole = self.disk(need.head_key), self.disk(need.prefix_key)
+        stems = {key: self.disk(key) for key, _ in need.stems}
+        return replace(
+            whole,
+            has_head=head.has_checkpoint,
+            may_save_head=head.may_save,
+            stems=frozenset(key for key, one in stems.items() if one.has_checkpoint),
+            new_stems=frozenset(key for key, one in stems.items() if one.may_save),
+        )
+
     def _is_usable(self, record: Checkpoint) -> bool:
         key, shelf = record.key, self.shelf
         if key in shelf.useless or key in shelf.suspects or record.strikes >= MAX_STRIKES:
@@ -130,6 +143,7 @@ class Store:
             record
             for record in self.index.records.values()
             if (record.model, record.lora, record.server_id) == whose
+            and (record.fingerprints or not newest.fingerprints)
             and record.last_used_at >= newest.last_used_at - SAME_REQUEST_S
         ]
         return min(together, key=lambda record: record.n_tokens)
@@ -197,11 +211,12 @@ class Store:
             told = record.logprobs or tuple(sorted(logprobs.items()))
             self.index.put(replace(record.verified("good"), logprobs=told))
 
-    def used(self, key: str, fingerprint: str) -> None:
-        """A request was served from this checkpoint's tokens."""
+    def used(self, key: str, fingerprint: str = "") -> None:
+        """A request was served from this checkpoint's tokens; a stem is no request's alone, and has no fingerprint."""
         self.shelf.is_current(key)
         if self.index is not None and (record := self.index.get(key)) is not None:
-            self.index.put(record.used(time.time()).pointed_at(fingerprint))
+            used = record.used(time.time())
+            self.index.put(used.pointed_at(fingerprint) if fingerprint else used)
 
     async def mark(self, key: str, marker: str) -> Mark | None:
         """Note on disk that the server is about to read this file; None where that can't be noted."""

@@ -122,6 +122,9 @@ class Need:
     """Hash of the rendering inputs."""
     rest_tokens: int = 0
     """Tokens of the prompt that follow the exact prefix; 0 where that can't be told."""
+    stems: tuple[tuple[str, int], ...] = ()
+    """Keys and tokens of parts that other exact prefixes will likely begin with, the shortest first. Wanted only where
+    they are long and the model can't roll back to their ends by itself."""
     common: tuple[tuple[str, int], ...] = ()
     """By key of another exact prefix or head that some slot holds: how many tokens it has in common with this one."""
 
@@ -132,13 +135,17 @@ class Need:
 
 
 def only_prefix(need: Need, key: str, n_tokens: int) -> Need:
-    """What a prompt needs that is no more than the request's exact prefix, or its head."""
+    """What a prompt needs that is no more than the request's exact prefix, its head, or a stem."""
     is_head = key == need.head_key
+    if key in dict(need.stems):
+        others = ((name, min(n_alike, n_tokens)) for name, n_alike in (*need.stems, *need.common))
+        return Need(prefix_key=key, prefix_tokens=n_tokens, common=(*others, (need.prefix_key, n_tokens)))
     return Need(
         prefix_key=need.prefix_key,
         prefix_tokens=n_tokens if not is_head else need.prefix_tokens,
         head_key=key if is_head else "",
         head_tokens=n_tokens if is_head else 0,
+        stems=need.stems,
         sizes=(round(n_tokens * BYTES_PER_TOKEN),) if is_head else (),
         common=need.common,
     )
@@ -183,8 +190,8 @@ def repeats_talk(need: Need, holding: Holding) -> bool:
 
 
 def common_tokens(need: Need, *keys: str) -> int:
-    """Tokens in common with other prefixes, the most of them."""
-    return max((n_tokens for key, n_tokens in need.common if key in keys), default=0)
+    """Tokens in common with other prefixes, or stems, the most of them."""
+    return max((n_tokens for key, n_tokens in (*need.common, *need.stems) if key in keys), default=0)
 
 
 def of_prefix(key: str) -> tuple[bytes, ...]:

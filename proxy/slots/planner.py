@@ -31,7 +31,8 @@ the numbers stand again at the branches.
 10. the prefix is in a slot that is busy, and nothing is to be saved, or the request is in mid-conversation: whoever
     builds it now does so in its own request anyway. Forward.
 11. in mid-conversation with a prefix never seen (tools switched, a prompt rewritten each turn): the request prefills it
-    anyway, and it may never come again. Forward; but not where the server would go back in what is not whole.
+    anyway, and it may never come again. Forward, after its stem has been restored, if there is one; but not where the
+    server would go back in what is not whole.
 12. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
 13. a conversation in host memory begins with the prefix: the server takes that one for it, as it would without us.
     Forward; a warm-up would take it just the same.
@@ -42,7 +43,8 @@ the numbers stand again at the branches.
     can, it finds its beginning anyway.
 15. the server keeps no copies, and would put the prefix, as it is shorter than the request, into a slot of somebody
     else's that shares a part of it. Forward.
-16. else prefill it (`warm-up`), save it where that is wanted, forward.
+16. else prefill it (`warm-up`), save it where that is wanted, forward. If another prefix that began like it has left a
+    file of its stem, go on from there (`stems`); if not, save the stems on the way.
 
 Where a model can't roll back, sessions of one folder share more than the exact prefix: the head. It is treated like the
 exact prefix, one level deeper: 7 and 9 look for it first, and where it is not there yet, 7, 9 and 16 end with
@@ -60,7 +62,7 @@ first.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from proxy.slots.anchoring import anchor_of, anchors, leaves_anchors, serves_unprepared
 from proxy.slots.capabilities import Capabilities
@@ -76,23 +78,14 @@ from proxy.slots.host_memory import (
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import copies_of, is_given_up, moved_aside, moved_out, unprepared
 from proxy.slots.only_slot import confined
-from proxy.slots.plan import Clear, Copy, Plan, Restore, Save, Source, Step, Warm, nothing
+from proxy.slots.plan import Clear, Copy, Plan, Save, Source, Step, Warm, nothing
 from proxy.slots.prediction import SIMILARITY, choose, is_telling, reach
+from proxy.slots.restoring import NO_FILES, Disk, restored
+from proxy.slots.stems import stem_restored, stems_kept, stems_saved
 from proxy.slots.truncation import is_spoilt, truncated
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """What checkpoints can do for this request."""
-
-    has_checkpoint: bool = False
-    may_save: bool = False
-    has_head: bool = False
-    """The same for the head."""
-    may_save_head: bool = False
-
-
-def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = Disk(), only_slot: int | None = None) -> Plan:
+def plan(need: Need, ledger: Ledger, able: Capabilities, disk: Disk = NO_FILES, only_slot: int | None = None) -> Plan:
     """Decide; `only_slot` confines all preparation to that slot, while the server still chooses among all."""
     idle = ledger.idle()
     if able.reuses is False or able.finds_alike is False:
@@ -177,9 +170,9 @@ def _give_prefix(
         (need.head_key, need.head_tokens, disk.has_head),
         (need.prefix_key, need.prefix_tokens, disk.has_checkpoint),
     ):
-        if acts and is_there and (restore := _restore(key, n_tokens, need, idle, able, only_slot)):
+        if acts and is_there and (restore := restored(key, n_tokens, need, idle, able, only_slot)):
             return _with_head(restore, head, need)
-    return _build(need, ledger, idle, able, may_save=disk.may_save and acts, head=head)
+    return _build(need, ledger, idle, able, disk, only_slot, head)
 
 
 def _build(
@@ -187,14 +180,16 @@ def _build(
     ledger: Ledger,
     idle: Sequence[SlotBelief],
     able: Capabilities,
-    *,
-    may_save: bool,
+    disk: Disk,
+    only_slot: int | None,
     head: tuple[Step, ...],
 ) -> Plan:
+    may_save = disk.may_save and able.may_restore
     if (need.has_past or not may_save) and _is_busy_with_prefix(need, ledger):  # 10
         return unprepared("prefix_in_busy_slot", need, idle, able)
+    begun = stem_restored(need, idle, able, disk, only_slot)
     if need.has_past and not _loads_spoilt(need, ledger, idle, able):  # 11
-        return unprepared("mid_conversation", need, idle, able)
+        return begun or unprepared("mid_conversation", need, idle, able)
     if need.is_slow:  # 12
         return unprepared("built_when_idle", need, idle, able)
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
@@ -206,9 +201,12 @@ def _build(
     if _takes_a_slot(need, idle, able):  # 15
         return unprepared("prefix_would_overwrite", need, idle, able)
     save: tuple[Step, ...] = (Save(need.prefix_key),) if may_save else ()
-    aside = copies_of([b for b in idle if isinstance(b.holds, Unknown | Talk)], able)
-    steps = (*aside, Warm(need.prefix_key), *save)
-    return _with_head(Plan(Source.WARM_UP, "no_checkpoint", steps, need.prefix_tokens), head, need)  # 16
+    stems = stems_saved(need, able, disk, begun) if may_save else stems_kept(need, ledger, idle, able)
+    others = [b for b in idle if isinstance(b.holds, Unknown | Talk) and Copy(b.slot) not in stems]
+    aside = begun.steps if begun else copies_of(others, able)
+    steps = (*aside, *stems, Warm(need.prefix_key), *save)
+    made = Plan(Source.WARM_UP, begun.reason if begun else "no_checkpoint", steps, need.prefix_tokens)
+    return _with_head(made, head, need)  # 16
 
 
 def _takes_a_slot(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> bool:
@@ -278,28 +276,6 @@ def _loads_spoilt(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: 
     choice = choose(need, idle)
     held = next((b.holds for b in idle if choice is not None and b.slot == choice.slot), Nothing())
     return is_spoilt(need, held, ledger.copies.values(), able)
-
-
-def _restore(
-    key: str, n_tokens: int, need: Need, idle: Sequence[SlotBelief], able: Capabilities, only_slot: int | None
-) -> Plan | None:
-    targets = [b for b in idle if only_slot in (None, b.slot)]
-    if not targets:
-        return None
-    target = min(targets, key=lambda b: (0 if isinstance(b.holds, Nothing) else b.last_used + 1, b.slot))
-    sharing = [b for b in idle if share(need, b.holds) != 0]
-    if len(sharing) == 1 and not able.keeps_copies and sharing[0] in targets:
-        target = sharing[0]  # the server would choose it and overwrite it in any case
-    sharing = [b for b in sharing if b is not target]
-    if able.clears_idle and able.keeps_copies:
-        steps: tuple[Step, ...] = (Copy(target.slot),) if any(not isinstance(b.holds, Nothing) for b in idle) else ()
-    elif able.keeps_copies:
-        steps = (*moved_out(need, sharing, idle, able), *copies_of([target], able))
-    elif sharing:
-        return None  # the server may choose one of those: it would be overwritten, and the restore in vain
-    else:
-        steps = ()
-    return Plan(Source.RESTORE, "checkpoint_on_disk", (*steps, Restore(target.slot, key)), n_tokens, target.slot)
 
 
 def _is_busy_with_prefix(need: Need, ledger: Ledger) -> bool:

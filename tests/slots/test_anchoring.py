@@ -9,8 +9,9 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, continues_talk, goes_beyond, of_prefix, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Anchor, Clear, Copy, Keep, Requeue, Source, Warm
-from proxy.slots.planner import Disk, plan
+from proxy.slots.planner import plan
 from proxy.slots.prediction import CHECKPOINT_STEP
+from proxy.slots.restoring import Disk
 from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, ledger, need, talk
 
 ABLE = Capabilities(total_slots=4, rolls_back=False, keeps_copies=True, mark_distance=516)

@@ -9,8 +9,9 @@ from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Prefix, Talk, Unknown, of_prefix, share
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Clear, Copy, Keep, Plan, Restore, Save, Source, Warm
-from proxy.slots.planner import Disk, plan
+from proxy.slots.planner import plan
 from proxy.slots.prediction import CHECKPOINT_DISTANCE, CHECKPOINT_SLACK, choose
+from proxy.slots.restoring import Disk
 from tests.slots.beliefs import MESSAGE_TOKENS, PREFIX_TOKENS, bare, chain, ledger, look, need, sizes, talk
 
 ABLE = Capabilities(total_slots=4, rolls_back=True, keeps_copies=True, restores=True, acts_on_slots=True)

@@ -11,7 +11,8 @@ from proxy.slots.holding import NOWHERE_CUT, Holding, Need, Nothing, Prefix, Tal
 from proxy.slots.host_memory import LEAST_WON
 from proxy.slots.ledger import Ledger
 from proxy.slots.plan import Clear, Copy, Keep, Restore, Source, Warm
-from proxy.slots.planner import Disk, plan
+from proxy.slots.planner import plan
+from proxy.slots.restoring import Disk
 from proxy.slots.truncation import is_resumable, is_spoilt, whole_after
 from tests.slots.beliefs import PREFIX_TOKENS, bare, ledger, need, talk
 

@@ -1,0 +1,63 @@
+"""Stems: parts of an exact prefix that others will likely begin with, as pure functions.
+
+One ends where the system text begins, if tools precede that: for another text with the same tools. One ends before the
+line with the first date: for the next day. A prefix that is new then goes on from there; a model that can't roll back
+has no other way to what the two have in common, and neither has a sliding window that came back from a file or from
+host memory. Each gets a file on the way to the first prefix that begins with it; without files, and with `--swa-full`,
+an anchor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.slots.anchoring import anchor_of, anchors
+from proxy.slots.capabilities import Capabilities
+from proxy.slots.holding import Need, Nothing, Prefix, is_truncated, share
+from proxy.slots.ledger import Ledger, SlotBelief
+from proxy.slots.making_room import moved_out
+from proxy.slots.plan import Keep, Plan, Save, Step, Warm
+from proxy.slots.prediction import SIMILARITY, choose
+from proxy.slots.restoring import Disk, restored
+
+
+def stem_restored(
+    need: Need, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, only_slot: int | None
+) -> Plan | None:
+    """Restore the longest stem, unless the server finds as much by itself of what the prefix begins with."""
+    key, n_tokens = next((stem for stem in reversed(need.stems) if stem[0] in disk.stems), ("", 0))
+    is_seen = n_tokens > SIMILARITY * need.n_tokens
+    if not (key and able.may_restore and is_seen) or _found(need, idle, able) >= n_tokens:
+        return None
+    made = restored(key, n_tokens, need, idle, able, only_slot)
+    return replace(made, reason="stem_on_disk") if made is not None else None
+
+
+def stems_saved(need: Need, able: Capabilities, disk: Disk, begun: Plan | None) -> tuple[Step, ...]:
+    """On the way to a prefix that is prefilled: stop at the end of each stem, and save it; `begun` has restored one."""
+    if need.has_past or not able.may_restore:
+        return ()
+    n_done = begun.expected_cache_n if begun else 0
+    due = (key for key, n_tokens in need.stems if n_tokens > n_done and key in disk.new_stems)
+    return tuple(step for key in due for step in (Warm(key), Save(key)))
+
+
+def stems_kept(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
+    """The same with anchors: have the longest one loaded, unless the server finds as much; leave those that follow."""
+    if not able.truncates or not anchors(need, ledger, able):
+        return ()
+    there = [(key, n_tokens) for key, n_tokens in need.stems if anchor_of(key, ledger) is not None]
+    key, n_done = there[-1] if there else ("", 0)
+    steps: tuple[Step, ...] = ()
+    if n_done > _found(need, idle, able):
+        steps = (*moved_out(need, [b for b in idle if share(need, b.holds) != 0], idle, able), Keep(key))
+    return (*steps, *(Keep(key) for key, n_tokens in need.stems if n_tokens > n_done))
+
+
+def _found(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> int:
+    """Tokens of the prefix that the server goes on from, left to itself, as far as that is known."""
+    choice = choose(need, idle)
+    held = next((b.holds for b in idle if choice is not None and b.slot == choice.slot), Nothing())
+    if choice is None or is_truncated(need, held):
+        return 0
+    is_exact = isinstance(held, Prefix) and choice.shared == held.n_tokens
+    return choice.shared if able.rolls_back or is_exact else 0
