@@ -170,4 +170,12 @@ CORPUS = (
     ),
     Day(4, "dense", "one", "the same", is_used=True, is_long=True),
     Day(2, "swa", "one", "nobody had tried what the server can do", is_used=True, is_long=True),
+    *(
+        Day(seed, "hybrid-last", "one", why, is_varied=True, is_used=True, is_long=True)
+        for seed, why in (
+            (4, "a prefix was restored, and a head built, where the server could go back farther"),
+            (5, "a prefix was built where a copy had all of it, and the head"),
+            (6, "what a warm-up left to go back to outlived what requests left"),
+        )
+    ),
 )

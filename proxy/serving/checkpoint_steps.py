@@ -22,6 +22,7 @@ from proxy.serving.slot_steps import SlotSteps
 from proxy.serving.ticket import Ticket
 from proxy.slots.holding import NOWHERE_CUT, Holding, Nothing, Prefix, Unknown, Whole
 from proxy.slots.ledger import SlotBelief
+from proxy.slots.prediction import CHECKPOINT_DISTANCE
 from proxy.slots.verdict import GOOD_SHARE
 
 NOT_TOLD = -1
@@ -222,6 +223,16 @@ class CheckpointSteps:
         reason = f"not_saved:{why}" if why in REFUSALS else "not_saved"
         self._context.report.trouble(reason, f"no checkpoint is saved: {REFUSALS.get(why, why)}")
 
+    def _leaves_worse_marks(self, ticket: Ticket) -> bool:
+        """Whether a prefix that was just prefilled is better read back: that drops its in-memory checkpoints.
+
+        They would outlive the request's own, which lie behind the prefix where so much follows it. Only on a server
+        that nobody has tried, with a model that has no window for sure: there nothing comes of what was read.
+        """
+        able = self._context.model.able
+        is_hopeful = able.is_untried and able.restores is None and able.window == 0
+        return is_hopeful and ticket.need.rest_tokens > CHECKPOINT_DISTANCE
+
     async def _record_logprobs(self, ticket: Ticket, slot: int, prefix: ExactPrefix) -> None:
         """What the model says after the prefix, to be compared when the file is restored one day."""
         model, store = self._context.model, self._context.store
@@ -230,6 +241,9 @@ class CheckpointSteps:
             return
         if not (model.able.rolls_back or model.able.restores):
             # The slot could not be brought back to the prefix; a restore on this same process will record them.
+            if self._leaves_worse_marks(ticket):
+                await self._read_file(ticket, slot, prefix, final_name(prefix.key))
+                await self._verify(ticket, slot, prefix, final_name(prefix.key))
             return
         held = model.ledger.slots[slot].holds
         _, logprobs = await self._look_beyond(ticket, prefix)

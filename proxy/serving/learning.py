@@ -12,7 +12,7 @@ from proxy.serving.ticket import Ticket
 from proxy.slots.anchoring import is_within_window
 from proxy.slots.holding import Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.plan import Source
-from proxy.slots.prediction import MARK_SLACK, is_from, is_question_edited
+from proxy.slots.prediction import MARK_SLACK, is_from, is_question_edited, may_begin_in_head
 
 MISSING_COPIES = 3
 """After so many in a row host memory is off, or too small."""
@@ -28,6 +28,7 @@ def learn_rate(model: Model, ticket: Ticket, least_tokens: int) -> None:
 def learn_from_reuse(model: Model, ticket: Ticket, cache_n: int) -> None:
     """What so many reused tokens say."""
     _learn_window(model, ticket, cache_n)
+    _learn_heads(model, ticket, cache_n)
     _learn_rollback(model, ticket, cache_n)
     _learn_copies(model, ticket, cache_n)
 
@@ -54,6 +55,19 @@ def _learn_rollback(model: Model, ticket: Ticket, cache_n: int) -> None:
     is_tried = before.prefix_key == need.prefix_key and not is_question_edited(need, before, able)
     if is_tried and cache_n < need.prefix_tokens - MARK_SLACK:
         model.able = replace(able, rolls_back=False)
+
+
+def _learn_heads(model: Model, ticket: Ticket, cache_n: int) -> None:
+    """That what was left to the server could not be gone back in to within the head, or no farther than to there.
+
+    Of one that can be gone back in anywhere all of the head is reused.
+    """
+    need, held = ticket.need, ticket.loaded or ticket.before
+    is_tried = ticket.plan.source is Source.HIT and may_begin_in_head(need, held, model.able)
+    if is_tried and cache_n < need.prefix_tokens - MARK_SLACK:
+        model.able = replace(model.able, keeps_heads=False)
+    elif is_tried and cache_n < need.head_tokens - MARK_SLACK:
+        model.able = replace(model.able, rolls_back=False)
 
 
 def _learn_copies(model: Model, ticket: Ticket, cache_n: int) -> None:

@@ -44,6 +44,8 @@ class Capabilities:
     checkpoint lies that outlives later turns; 0 where one at the end of a prefix outlives them too."""
     keeps_questions: bool | None = None
     """False where a slot was seen to have no in-memory checkpoint where a first question begins."""
+    keeps_heads: bool | None = None
+    """False where a slot was seen to have no in-memory checkpoint between the exact prefix's end and the head's."""
     is_windowed: bool | None = None
     """A slot goes on some tokens before its end, and can be gone back in by a few: a sliding window."""
     window_reach: int | None = None

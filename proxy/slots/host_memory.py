@@ -16,7 +16,7 @@ from proxy.slots.anchoring import (
     serves_unprepared,
 )
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Need, Nothing, Talk, goes_beyond, share
+from proxy.slots.holding import Holding, Need, Nothing, Talk, goes_beyond, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import is_given_up, moved_out, unprepared
 from proxy.slots.plan import Clear, Keep, Plan, Requeue, Source, Step
@@ -28,6 +28,7 @@ from proxy.slots.prediction import (
     is_question_edited,
     is_telling,
     loaded,
+    may_begin_in_head,
     reach,
 )
 from proxy.slots.truncation import is_resumable
@@ -132,6 +133,20 @@ def from_first_turn(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able
     if first.n_tokens - need.prefix_tokens >= CHECKPOINT_DISTANCE:
         return None
     return _from_host_memory(first, need, idle, able)
+
+
+def from_same_folder(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> Plan | None:
+    """A conversation in host memory that the server loads by itself, and may go back in to within the head."""
+    if able.keeps_copies is False or not may_begin_in_head(need, would_load(need, ledger, idle), able):
+        return None
+    return Plan(Source.HIT, "host_memory_begins_with_prefix")
+
+
+def would_load(need: Need, ledger: Ledger, idle: Sequence[SlotBelief]) -> Holding:
+    """What the server loads for this request where nobody prepares anything."""
+    choice = choose(need, idle)
+    held = next((b.holds for b in idle if choice is not None and b.slot == choice.slot), Nothing())
+    return loaded(need, held, ledger.copies.values()) or Nothing()
 
 
 def _from_host_memory(copy: Talk, need: Need, idle: Sequence[SlotBelief], able: Capabilities, *more: Step) -> Plan:

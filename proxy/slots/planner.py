@@ -26,7 +26,8 @@ the numbers stand again at the branches.
     it, forward (`hit`), unless a restore gives more. Where nobody has tried that, too: the answer tells. Likewise one
     in host memory that the request goes back in (`resume`). Where none can be gone back in to the prefix's end and host
     memory has the prefix's anchor, that is loaded; or else, for a later turn of a conversation in that slot, the first
-    turn of one that it would load.
+    turn of one that it would load. Where nobody has tried it, and no file has the head, the server is left to itself
+    with a conversation of the same folder, in the slot or in host memory: it may go back to within the head.
  9. a checkpoint exists: copy and clear what shares the prefix, restore, forward (`restore`).
 10. the prefix is in a slot that is busy, and nothing is to be saved, or the request is in mid-conversation: whoever
     builds it now does so in its own request anyway. Forward.
@@ -35,7 +36,8 @@ the numbers stand again at the branches.
     server would go back in what is not whole.
 12. prefilling it would keep the client waiting for too long: forward, and build it when the server is idle.
 13. a conversation in host memory begins with the prefix: the server takes that one for it, as it would without us.
-    Forward; a warm-up would take it just the same.
+    Forward; a warm-up would take it just the same. Where the prefix is to be saved, only if the server can go back in
+    it to where another first question begins.
 14. the model can't roll back, nothing is saved, and there can be no anchor: the in-memory checkpoint that a warm-up
     leaves takes the place of one farther on that the request would leave, and the next turn keeps one of them. Forward.
     So too beside other requests, where the request's own lies within the prefix; with the second such session the
@@ -70,16 +72,18 @@ from proxy.slots.holding import Need, Nothing, Prefix, Talk, Unknown, continues_
 from proxy.slots.host_memory import (
     from_anchor,
     from_first_turn,
+    from_same_folder,
     held_conversation,
     may_come_back,
     resume,
     resume_edited,
+    would_load,
 )
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import copies_of, is_given_up, moved_aside, moved_out, unprepared
 from proxy.slots.only_slot import confined
 from proxy.slots.plan import Clear, Copy, Plan, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import SIMILARITY, choose, is_telling, reach
+from proxy.slots.prediction import SIMILARITY, choose, is_question_edited, is_telling, may_begin_in_head, reach
 from proxy.slots.restoring import NO_FILES, Disk, restored
 from proxy.slots.stems import stem_restored, stems_kept, stems_saved
 from proxy.slots.truncation import is_spoilt, truncated
@@ -158,12 +162,15 @@ def _give_prefix(
     can_restore = acts and (disk.has_checkpoint or disk.has_head)
     held = next((b.holds for b in idle if native is not None and b.slot == native.slot), Nothing())
     is_near = serves_unprepared(need, held, able) or is_telling(need, held, able)
+    is_near = is_near or (not disk.has_head and may_begin_in_head(need, held, able))
     if native and (native.expected_cache_n >= need.prefix_tokens or is_near):  # 8
         return native
     if edited := resume_edited(need, ledger, idle, able):
         return edited
     if not can_restore and (kept := from_anchor(need, ledger, idle, able)):
         return kept
+    if not disk.has_head and (begun := from_same_folder(need, ledger, idle, able)):
+        return begun
     if native and not can_restore:
         return from_first_turn(need, ledger, idle, able) or native
     for key, n_tokens, is_there in (  # 9
@@ -194,7 +201,8 @@ def _build(
         return unprepared("built_when_idle", need, idle, able)
     copy = next((talk for talk in ledger.copies.values() if talk.prefix_key == need.prefix_key), None)
     is_sound = able.copies_roll_back is not False and not _loads_spoilt(need, ledger, idle, able)
-    if copy is not None and able.keeps_copies and not may_save and is_sound:  # 13
+    is_right = not may_save or is_question_edited(need, would_load(need, ledger, idle), able)
+    if copy is not None and able.keeps_copies and is_right and is_sound:  # 13
         return Plan(Source.HIT, "host_memory_begins_with_prefix", (), reach(need, copy, able))
     if not may_save and not anchors(need, ledger, able) and _leaves_its_own_mark(need, idle, able):  # 14
         return unprepared("own_checkpoint_serves", need, idle, able)
@@ -265,7 +273,7 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
     if chosen is None or not isinstance(chosen.holds, Talk):
         return None
     expected = reach(need, chosen.holds, able) or int(serves_unprepared(need, chosen.holds, able))
-    if not expected and not is_telling(need, chosen.holds, able):
+    if not expected and not (is_telling(need, chosen.holds, able) or may_begin_in_head(need, chosen.holds, able)):
         return None  # else nothing is claimed
     copies = copies_of([b for b in sharing if not is_given_up(need, b.holds, able)], able, chosen)
     return Plan(Source.HIT, "conversation_begins_with_prefix", copies, expected, chosen.slot)

@@ -114,6 +114,17 @@ def is_question_edited(need: Need, held: Holding, able: Capabilities) -> bool:
     return is_alike and held.keeps_question
 
 
+def may_begin_in_head(need: Need, held: Holding, able: Capabilities) -> bool:
+    """Whether a server that nobody has tried may go back in this to within the head, which the request has, too.
+
+    It leaves in-memory checkpoints a batch before a prompt's end and later, and by as much a head is longer than the
+    exact prefix. Not where the model may have a sliding window.
+    """
+    if not able.is_untried or able.window != 0 or able.keeps_heads is False:
+        return False
+    return isinstance(held, Talk) and held.is_whole and bool(need.head_key) and held.head_key == need.head_key
+
+
 def is_telling(need: Need, held: Holding, able: Capabilities) -> bool:
     """Whether what the server makes of this, left to itself, tells what it can go back to; so far nobody knows."""
     if able.rolls_back is not None or not isinstance(held, Talk) or held.is_marked:

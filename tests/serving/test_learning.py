@@ -44,6 +44,35 @@ def test_another_folder_tells_that_a_slot_can_not_be_gone_back_in(cache_n: int, 
     assert goes_back is after(MET_IN_USE, asked(OTHER_FOLDER, talk("a")), cache_n).rolls_back
 
 
+OF_FOLDER = replace(talk("axb"), head_key="H")
+
+
+FROM_COPY = Plan(Source.HIT, "host_memory_begins_with_prefix")
+HEAD_TOKENS = PREFIX_TOKENS + 50
+
+
+@pytest.mark.parametrize(
+    ("plan", "before", "copy", "cache_n", "expected"),
+    [
+        (NATIVE, OF_FOLDER, None, HEAD_TOKENS, (None, None)),
+        (NATIVE, OF_FOLDER, None, PREFIX_TOKENS, (None, False)),
+        (NATIVE, OF_FOLDER, None, 0, (False, False)),
+        (FROM_COPY, Nothing(), OF_FOLDER, HEAD_TOKENS, (None, None)),
+        (FROM_COPY, Nothing(), OF_FOLDER, PREFIX_TOKENS, (None, False)),
+        (FROM_COPY, Nothing(), OF_FOLDER, 0, (False, None)),
+        (Plan(Source.RESTORE, "checkpoint_on_disk"), OF_FOLDER, None, 0, (None, None)),
+    ],
+)
+def test_a_session_of_the_same_folder_tells_how_far_its_head_can_be_gone_back_in(
+    plan: Plan, before: Holding, copy: Talk | None, cache_n: int, expected: tuple[bool | None, bool | None]
+) -> None:
+    """Less than all of it: not anywhere; less than the prefix: to no checkpoint; of a copy it may have been gone."""
+    request = asked("az", before, copy, plan)
+    request.need = replace(request.need, head_key="H", head_tokens=HEAD_TOKENS)
+    able = after(MET_IN_USE, request, cache_n)
+    assert expected == (able.keeps_heads, able.rolls_back)
+
+
 @pytest.mark.parametrize(
     ("able", "before", "letters", "plan"),
     [

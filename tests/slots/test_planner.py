@@ -577,6 +577,49 @@ def test_where_nobody_has_tried_what_a_slot_can_be_gone_back_in_the_server_is_le
     assert "may_come_back" != plan(need("abc"), with_copies(talk("ab", "Q")), truncating, SAVED).reason
 
 
+HEAD_TOKENS = 900
+OF_FOLDER = replace(talk("axb", is_marked=True), head_key="H", head_tokens=HEAD_TOKENS)
+"""A later turn: where its first question begins there is no in-memory checkpoint any more."""
+IN_FOLDER = replace(need("az"), head_key="H", head_tokens=HEAD_TOKENS)
+MET_IN_USE = replace(UNPROBED, total_slots=1, window=0, restores=True)
+
+
+@pytest.mark.parametrize("rolls_back", [None, False])
+def test_where_nobody_has_tried_it_a_session_of_the_same_folder_may_serve_better_than_a_prefix(
+    rolls_back: bool | None,
+) -> None:
+    """An in-memory checkpoint may lie within the head: no prefix is restored, or prefilled, before it is seen not to.
+
+    In the slot and in host memory; a head on disk is more than that.
+    """
+    able = replace(MET_IN_USE, rolls_back=rolls_back)
+    in_slot, in_host_memory = ledger(OF_FOLDER), with_copies(OF_FOLDER, held=talk("uv", "Q"))
+    for disk in (SAVED, Disk(may_save=True, may_save_head=True)):
+        for made, reason in ((in_slot, "conversation_begins_with_prefix"), (in_host_memory, BEGINS_ALIKE)):
+            assert (Source.HIT, reason, ()) == outline(plan(IN_FOLDER, made, able, disk))
+    for made in (in_slot, in_host_memory):
+        assert Source.RESTORE is plan(IN_FOLDER, made, able, replace(SAVED, has_head=True)).source
+        for seen in (replace(able, keeps_heads=False), replace(able, window=None), replace(able, is_windowed=False)):
+            assert Source.RESTORE is plan(IN_FOLDER, made, replace(seen, keeps_copies=True), SAVED).source
+        assert Source.RESTORE is plan(replace(IN_FOLDER, head_key="other"), made, able, SAVED).source
+    assert Source.RESTORE is plan(IN_FOLDER, in_host_memory, replace(able, keeps_copies=False), SAVED).source
+
+
+def outline(made: Plan) -> tuple[Source, str, tuple[object, ...]]:
+    return made.source, made.reason, made.steps
+
+
+@pytest.mark.parametrize(
+    ("copy", "is_left"), [(QUESTION, True), (talk("ab"), False), (replace(QUESTION, chain=chain("xb")), False)]
+)
+def test_nothing_is_saved_that_host_memory_has_with_the_head_behind_it(copy: Talk, is_left: bool) -> None:
+    """The server goes back to where the other's first question begins, for nothing; a warm-up would spend the copy."""
+    told = plan(need("az"), with_copies(copy, held=Nothing()), STANDS, Disk(may_save=True))
+    assert ((Source.HIT, BEGINS_ALIKE) if is_left else (Source.WARM_UP, "no_checkpoint")) == (told.source, told.reason)
+    saved = plan(need("az"), with_copies(copy, held=Nothing()), STANDS, SAVED)
+    assert Source.RESTORE is saved.source
+
+
 def test_no_checkpoint_is_tried_where_a_sliding_window_may_reuse_nothing_of_it() -> None:
     """Until it is seen that the slot has more than the window."""
     windowed = replace(UNPROBED, window=512)

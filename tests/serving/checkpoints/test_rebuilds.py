@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from proxy.checkpoints.key import FileKind
-from proxy.demo.sessions import USER_AGENTS
+from proxy.demo.sessions import USER_AGENTS, next_turn
 from proxy.llama.client import ControlFailed, LlamaClient
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
     DENSE,
     HYBRID,
+    HYBRID_TOOLS_LAST,
     QUIET,
     TOKENS,
     Calls,
@@ -141,6 +142,26 @@ async def test_a_checkpoint_of_a_server_that_was_not_probed_is_not_trusted_by_th
         answer = await ask_new(proxied)
         assert ["warm-up"] == proxied.sources
     assert QUIET > distance(cold, answer)
+
+
+async def test_on_such_a_server_a_prefix_before_much_else_is_read_back(
+    start_llama: StartLlama, place: Place, calls: Calls
+) -> None:
+    """So the in-memory checkpoint that outlives later turns is the request's own, and an edit goes back as far."""
+    (first,) = sessions("/one", tokens=600)
+    edited = first | {"messages": [*first["messages"][:1], {"role": "user", "content": "another question"}]}
+    server = place.start(start_llama, HYBRID_TOOLS_LAST, "-np", "1")
+    *_, directly = await ask_directly(server, first, next_turn(first, "done", "go on"), edited)
+    server.restart()
+    await ask_directly(server, {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1})
+    async with place.proxy(server) as proxied:
+        hot = sessions("/hot", seed=8, tokens=TOKENS)[0]
+        *_, answer = [await proxied.ask(body) for body in (hot, first, next_turn(first, "done", "go on"), edited)]
+        assert "warm-up" == proxied.sources[1]
+        assert proxied.proxy.engine.model.able.restores
+        assert all(record.logprobs for record in place.known().records)
+    assert (1, 2) == calls
+    assert directly.prefilled >= answer.prefilled
 
 
 async def test_a_restore_that_takes_for_ever_is_tried_three_times_at_most(
