@@ -54,8 +54,8 @@ class Accounting:
         if continues_talk(ticket.need, old) and isinstance(old, Talk):
             ledger.taken(old)
         elif (copy := self._loaded(ticket, old)) is not None:
+            ticket.loaded, ticket.older = copy, ledger.older(copy)
             ledger.taken(copy)
-            ticket.loaded = copy
         ledger.lease(slot, ticket.number, task, self._will_hold(ticket))
         ticket.slot = slot
 
@@ -274,7 +274,8 @@ class Accounting:
         self._context.report.claim_failed(ticket, reason)
         if ticket.plan.source is Source.RESUME:
             # Nobody can have changed a conversation that goes on.
-            model.resume_failed(is_gone=ticket.plan.reason == "host_memory_holds_conversation")
+            is_gone = ticket.plan.reason == "host_memory_holds_conversation"
+            model.resume_failed(is_gone=is_gone, older=ticket.older)
             return
         if ticket.plan.reason == "host_memory_begins_with_prefix" and model.able.rolls_back:
             # Of a dense model one that is gone says nothing of the others.

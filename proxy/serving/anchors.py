@@ -39,6 +39,8 @@ class Anchors:
         need, prefix = ticket.need, self._context.model.by_key(key)
         if prefix is None or not prefix.tokens:
             raise PlanBroken("prefix_forgotten")
+        if self._context.model.able.has_room is False:
+            return  # an earlier one of the plan was not there
         n_tokens = prefix.n_tokens + 1
         anchor = Talk(
             of_prefix(key),
@@ -72,8 +74,8 @@ class Anchors:
 
     async def anchor(self, ticket: Ticket) -> None:
         """Leave the request's prompt in host memory and in its slot; raises ControlFailed."""
-        need = ticket.need
-        if need.rest_tokens * self._context.model.prompt_ms_per_token > MOST_S * 1000:
+        need, model = ticket.need, self._context.model
+        if model.able.has_room is False or need.rest_tokens * model.prompt_ms_per_token > MOST_S * 1000:
             return
         tokens = await self._tokens(ticket)
         if not tokens:
@@ -98,13 +100,14 @@ class Anchors:
         if (prompt := self._prompts.get(anchor.name)) is None or anchor.name not in model.ledger.copies:
             return  # an earlier one of the plan was not there: then this one is as likely gone
         warmed = await self._prefill(ticket, choose(ticket.need, model.ledger.idle()), prompt)
+        is_gone = warmed.cache_n < len(prompt) - MARK_SLACK
+        if is_gone:
+            model.ran_out_of_room(model.ledger.older(anchor))
         model.ledger.taken(anchor)
         if not 0 <= warmed.slot < len(model.ledger.slots):
             return  # a build that doesn't say where: no slot is emptied on a guess
         model.ledger.prompted(warmed.slot, anchor)
-        if warmed.cache_n < len(prompt) - MARK_SLACK:
-            model.ran_out_of_room()
-        elif model.able.acts_on_slots is not False and not model.able.truncates:
+        if not is_gone and model.able.acts_on_slots is not False and not model.able.truncates:
             await self._steps.copy(warmed.slot, ticket.visit.auth)
         await self._steps.clear(warmed.slot, ticket.visit.auth)
 
@@ -113,15 +116,19 @@ class Anchors:
         expected = choose(asked, model.ledger.idle())
         held = model.ledger.slots[expected.slot].holds if expected else Nothing()
         due = loaded(asked, held, model.ledger.copies.values())
-        if model.able.truncates and due is not None and due.name == anchor.name:
+        is_due = due is not None and due.name == anchor.name
+        if model.able.truncates and is_due:
             # A token more proves that it was this one: if it is gone, the server goes back in something else with as
             # much in common, of which it has the window only.
             proof = await self._prefill(ticket, expected, [*prompt, prompt[-1]])
             is_spoilt = proof.cache_n < len(prompt)
-        if is_spoilt:
-            model.ran_out_of_room()
         warmed = await self._prefill(ticket, expected, prompt, is_anew=is_spoilt)
+        is_gone = is_due and warmed.cache_n < len(prompt) - MARK_SLACK
+        if is_gone:  # then it is told what was loaded in its place
+            model.ran_out_of_room(model.ledger.older(anchor))
         slot = await self._steps.prefilled(asked, expected, warmed, anchor, ticket.visit.auth)
+        if is_gone:
+            return
         await self._steps.copy(slot, ticket.visit.auth)
         copies = self._context.model.ledger.copies
         self._prompts = {name: kept for name, kept in self._prompts.items() if name in copies}

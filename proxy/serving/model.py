@@ -10,7 +10,7 @@ import secrets
 import time
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 
@@ -150,10 +150,10 @@ class Model:
         self.prompt_ms_per_token = prompt_ms_per_token
         self.was_probed = True
 
-    def resume_failed(self, *, is_gone: bool) -> None:
-        """What was to be resumed was not there; `is_gone`, for want of room."""
+    def resume_failed(self, *, is_gone: bool, older: Sequence[Talk] = ()) -> None:
+        """What was to be resumed was not there; `is_gone`, for want of room, and `older` what came there before it."""
         if is_gone:
-            self.ran_out_of_room()
+            self.ran_out_of_room(older)
         self.failed_resumes += 1
         if self.failed_resumes < FAILED_RESUMES:
             return
@@ -162,10 +162,14 @@ class Model:
         else:
             self.ledger.copies.clear()
 
-    def ran_out_of_room(self) -> None:
-        """Host memory has lost what was copied there: it is too small for anchors, and they are as likely gone."""
+    def ran_out_of_room(self, older: Sequence[Talk] = ()) -> None:
+        """Host memory has lost what was copied there: it is too small for anchors, and they are as likely gone.
+
+        So is what is `older`. With `--swa-full` that is still looked for: it could be gone back in unnoticed.
+        """
         self.able = replace(self.able, has_room=False)
-        for talk in [talk for talk in self.ledger.copies.values() if talk.is_anchor]:
+        gone = () if self.able.truncates else older
+        for talk in [talk for talk in self.ledger.copies.values() if talk.is_anchor or talk in gone]:
             self.ledger.taken(talk)
 
     def remember(self, rendering: str, prefix: ExactPrefix) -> None:

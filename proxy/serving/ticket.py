@@ -42,6 +42,8 @@ class Ticket:
         """What its slot was believed to hold before."""
         self.loaded: Talk | None = None
         """What the server was believed to load into its slot from host memory."""
+        self.older: tuple[Talk, ...] = ()
+        """What stood before that there."""
         self.arrived = time.monotonic()
         self.patience_s = patience_s
         """How long it waits for work of ours at most."""

@@ -288,6 +288,11 @@ class Ledger:
         """A copy was loaded into a slot, or turned out to be gone."""
         self.copies.pop(talk.name, None)
 
+    def older(self, talk: Talk) -> tuple[Talk, ...]:
+        """What came to host memory before this copy: the server evicts the oldest first."""
+        names = list(self.copies)
+        return tuple(self.copies[name] for name in names[: names.index(talk.name)]) if talk.name in names else ()
+
     def without(self, slots: Collection[int], *, are_kept: bool) -> "Ledger":
         """What will be believed once these slots are emptied; `are_kept`, after a copy to host memory."""
         later = Ledger(0)

@@ -157,6 +157,23 @@ def test_what_shows_that_host_memory_has_no_room(reason: str, has_room: bool | N
     assert (has_room, has_room is None) == (at.model.able.has_room, anchor.name in at.model.ledger.copies)
 
 
+@pytest.mark.parametrize("truncates", [False, True], ids=["others", "swa-full"])
+def test_with_what_is_gone_from_host_memory_all_older_copies_are(truncates: bool) -> None:
+    """The server evicts the oldest first; with `--swa-full` one that is there after all could be gone back in."""
+    at = context(Nothing(), Nothing())
+    at.model.able = replace(DEFAULT_FLAGS, rolls_back=truncates, window=512 if truncates else 0)
+    for copy in (talk("wx", "Q"), OURS, talk("yz", "Q")):
+        at.model.ledger.copied(copy)
+    resumed = ticket()
+    resumed.need = need("abc")
+    resumed.plan = Plan(Source.RESUME, "host_memory_holds_conversation", (), PREFIX_TOKENS)
+    accounting = Accounting(at)
+    accounting.take_slot(resumed, 0)
+    resumed.figures = figures(0)
+    accounting.enter(resumed, [])
+    assert [*([talk("wx", "Q")] if truncates else []), talk("yz", "Q")] == [*at.model.ledger.copies.values()]
+
+
 @pytest.mark.parametrize(
     ("rolls_back", "window", "found"),
     [(True, None, (False, 0)), (True, 0, (None, 0)), (False, None, (None, 1))],

@@ -249,6 +249,29 @@ async def test_one_that_is_gone_shows_that_there_is_no_room(
     assert 1 + is_there == len(proxied.heard.anchors)
 
 
+@kinds
+async def test_one_that_a_new_session_does_not_find_shows_it_too(
+    start_llama: StartLlama, kind: Kind, tools_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is prefilled again, as the request would have done, and none is left behind it."""
+    first, second = sessions("/a", "/b")
+    async with running(start_llama(kind, "-np", "1", tools_last=tools_last)) as proxied:
+
+        async def copies_nothing(*told: Any) -> None: ...
+
+        with monkeypatch.context() as without:
+            without.setattr(LlamaClient, "copy", copies_nothing)
+            await asked(proxied, *turns(first, 2, AT_LENGTH))
+        proxied.heard.anchors.clear()
+        await asked(proxied, TITLE, second)
+        model = proxied.proxy.engine.model
+        if not forgets(proxied):
+            return
+        assert model.able.has_room is False
+        assert not any(talk.is_anchor for talk in model.ledger.copies.values())
+    assert 1 == len(proxied.heard.anchors)
+
+
 async def test_where_it_is_not_said_which_slot_it_was_none_is_emptied(
     start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,6 +275,14 @@ def test_a_copy_that_is_there_already_keeps_its_place() -> None:
     assert [talk("xy"), talk("ab", answer=30)] == [*made.copies.values()]
 
 
+def test_which_copies_are_older() -> None:
+    """In the order in which they came; of one that is not there, none are."""
+    made = ledger(Nothing())
+    for letters in ("ab", "xy", "uv"):
+        made.copied(talk(letters))
+    assert [(talk("ab"), talk("xy")), (), ()] == [made.older(talk(one)) for one in ("uv", "ab", "cd")]
+
+
 @pytest.mark.parametrize("is_contested", [False, True])
 def test_what_may_have_been_overwritten_was_not_moved(is_contested: bool) -> None:
     """A slot is found empty after a later task elsewhere: it was copied, unless another task stood in it before."""
