@@ -16,7 +16,16 @@ from proxy.serving.ticket import Ticket
 from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown, continues_talk, repeats_talk, share
 from proxy.slots.ledger import LENGTH_TOLERANCE, Look
 from proxy.slots.plan import Restore, Source
-from proxy.slots.prediction import MARK_SLACK, choose, is_from, is_overwritten, is_question_edited, keeps_half, loaded
+from proxy.slots.prediction import (
+    MARK_SLACK,
+    choose,
+    is_from,
+    is_last_edited,
+    is_overwritten,
+    is_question_edited,
+    keeps_half,
+    loaded,
+)
 from proxy.slots.truncation import is_resumable, whole_after
 from proxy.slots.verdict import judge
 
@@ -250,6 +259,7 @@ class Accounting:
             # After an anchor it is the anchor that can be gone back in.
             is_first=not visit.has_past and not ticket.n_anchored and _stood_at_prefix_end(ticket),
             keeps_question=_ran_through_question(ticket),
+            keeps_last=_ran_through_last(ticket),
         )
 
     def _is_changed(self, ticket: Ticket) -> bool:
@@ -281,7 +291,8 @@ class Accounting:
             # Of a dense model one that is gone says nothing of the others.
             model.able = replace(model.able, copies_roll_back=False if model.able.window != 0 else None)
             return
-        if is_question_edited(ticket.need, ticket.before, model.able):
+        held = ticket.loaded or ticket.before
+        if is_question_edited(ticket.need, ticket.before, model.able) or is_last_edited(ticket.need, held, model.able):
             model.able = replace(model.able, keeps_questions=False)
             return
         model.failed_claims += 1
@@ -322,6 +333,14 @@ def _ran_through_question(ticket: Ticket) -> bool:
     is_behind = need.head_tokens > 0 and reused >= need.head_tokens - MARK_SLACK
     is_repeated = any(repeats_talk(need, one or Nothing()) for one in (ticket.before, ticket.loaded))
     return not (ticket.n_anchored or is_behind or is_repeated)
+
+
+def _ran_through_last(ticket: Ticket) -> bool:
+    """Whether the request itself prefilled where its last message begins, and that is a user's."""
+    request, need, figures = ticket.visit.request, ticket.need, ticket.figures
+    if request is None or figures is None or request.messages[-1].get("role") != "user":
+        return False
+    return not any(repeats_talk(need, one or Nothing()) for one in (ticket.before, ticket.loaded))
 
 
 def _stood_at_prefix_end(ticket: Ticket) -> bool:

@@ -80,6 +80,8 @@ class Talk:
     keeps_question: bool = False
     """Whether this turn ran through where the first question begins: until the next one the server has an in-memory
     checkpoint there, too."""
+    keeps_last: bool = False
+    """The same of where the last message begins, which is a user's."""
     head_key: str = ""
     head_tokens: int = 0
     inputs: bytes = b""

@@ -95,12 +95,21 @@ def is_turn_kept(need: Need, talk: Talk, able: Capabilities) -> bool:
     """Whether a server that can't roll back can go back to the turn before, when the last question is edited.
 
     It leaves in-memory checkpoints some tokens before a prompt's end and a batch before that; of a longer question both
-    lie behind where it begins, and the one at the end of the turn before was dropped for them.
+    lie behind where it begins, and the one at the end of the turn before was dropped for them. But where a user's last
+    message begins it leaves one, too.
     """
     if shared_messages(need.chain, talk.chain) < len(talk.chain) - LAST_TURN:
         return False
     distance = able.mark_distance or CHECKPOINT_DISTANCE
-    return able.keeps_checkpoints or talk.n_prompt - (share(need, talk) or 0) <= distance
+    is_near = talk.n_prompt - (share(need, talk) or 0) <= distance
+    return able.keeps_checkpoints or is_near or is_last_edited(need, talk, able)
+
+
+def is_last_edited(need: Need, held: Holding, able: Capabilities) -> bool:
+    """Whether a server that can't roll back can go back to where the last message begins, which is another one now."""
+    if not isinstance(held, Talk) or not (held.is_whole and held.keeps_last and able.may_keep_questions):
+        return False
+    return shared_messages(need.chain, held.chain) == len(held.chain) - 1 > 1 and is_rendered_alike(need, held)
 
 
 def is_question_edited(need: Need, held: Holding, able: Capabilities) -> bool:

@@ -45,6 +45,11 @@ def edited(first: Body) -> Body:
     return next_turn(first, "done", "no, do it the other way round")
 
 
+def edited_last(body: Body) -> Body:
+    """Its last question is another one."""
+    return {**body, "messages": [*body["messages"][:-1], {"role": "user", "content": "and this?"}]}
+
+
 def forgets(proxied: Running) -> bool:
     """Whether this build leaves anything to do."""
     return proxied.proxy.engine.model.able.needs_anchors
@@ -110,6 +115,17 @@ async def test_another_session_in_the_folder_of_one_first_seen_in_mid_way(
     (other,) = sessions("/b", seed=5, tokens=600)
     bodies = [turns(first, 3, AT_LENGTH)[-1], *([other] if is_displaced else []), second]
     server = start_llama("hybrid", "-np", "1", tools_last=True)
+    await last_costs_no_more_than_directly(server, bodies)
+
+
+@pytest.mark.parametrize("is_displaced", [False, True], ids=["in its slot", "in host memory"])
+@pytest.mark.parametrize("tools_last", [False, True], ids=["hybrid", "tools-last"])
+async def test_a_long_last_question_is_edited(start_llama: StartLlama, *, tools_last: bool, is_displaced: bool) -> None:
+    """The server goes back to where it begins, though a batch and more lies behind that."""
+    first, other = sessions("/a", "/b")
+    *before, last = turns(first, 3, 3 * AT_LENGTH)
+    bodies = [*before, last, *([other] if is_displaced else []), edited_last(last)]
+    server = start_llama("hybrid", "-np", "1", tools_last=tools_last)
     await last_costs_no_more_than_directly(server, bodies)
 
 

@@ -1,10 +1,24 @@
 """Which slot the server takes, by its own rule."""
 
+from dataclasses import replace
+
 import pytest
 
+from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, Unknown
-from proxy.slots.prediction import Choice, choose, is_overwritten, loaded
+from proxy.slots.prediction import (
+    CHECKPOINT_DISTANCE,
+    Choice,
+    choose,
+    is_last_edited,
+    is_overwritten,
+    is_turn_kept,
+    loaded,
+)
 from tests.slots.beliefs import PREFIX_TOKENS, bare, chain, ledger, need, sizes, talk
+
+MARKED = Capabilities(rolls_back=False, is_windowed=False, mark_distance=516)
+LAST = replace(talk("abc"), keeps_last=True)
 
 
 def test_the_longest_shared_beginning_wins() -> None:
@@ -108,3 +122,28 @@ def test_a_slot_that_keeps_half_has_the_server_look_no_farther(held: Holding, fi
     """It goes on from there, however much better a copy would be."""
     assert finds is not is_overwritten(need("abc"), held)
     assert (talk("ab") if finds else None) == loaded(need("abc"), held, [talk("ab")])
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "able", "expected"),
+    [
+        ("abx", LAST, MARKED, True),
+        ("abx", LAST, replace(MARKED, keeps_questions=False), False),
+        ("abx", LAST, replace(MARKED, is_windowed=True), False),
+        ("abx", replace(LAST, keeps_last=False), MARKED, False),
+        ("abx", replace(LAST, is_whole=False), MARKED, False),
+        ("axy", LAST, MARKED, False),
+        ("bx", replace(talk("a"), keeps_last=True), MARKED, False),
+    ],
+    ids=["the last", "known not to be", "a window", "not a user's", "cut off", "an earlier one", "the first"],
+)
+def test_a_last_question_that_is_edited(asked: str, held: Talk, able: Capabilities, expected: bool) -> None:
+    """The server has an in-memory checkpoint where a user's last message begins, however long it is."""
+    assert expected == is_last_edited(need(asked), held, able)
+    far = replace(held, n_prompt=100 * CHECKPOINT_DISTANCE)
+    assert expected == is_turn_kept(need(asked), far, able)
+
+
+def test_it_is_no_farther_away_than_its_own_tokens_tell() -> None:
+    """Of a short one the in-memory checkpoints near the prompt's end serve, whoever said it."""
+    assert is_turn_kept(need("abx"), replace(LAST, keeps_last=False), MARKED)
