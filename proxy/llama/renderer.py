@@ -76,7 +76,9 @@ async def beginning_of_prompt(
 
 async def exact_head(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> tuple[int, ...]:
     """The tokens that every request with this system text begins with; raises ControlFailed likewise."""
-    return tuple(common_prefix(await _tokens(client, head_variants(request, prefix), auth)))
+    *users, other = head_variants(request, prefix)
+    lists, told = await asyncio.gather(_tokens(client, users, auth), _real(client, other, auth))
+    return tuple(common_prefix([*lists, told] if told else lists))
 
 
 @dataclass(frozen=True, slots=True)

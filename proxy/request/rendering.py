@@ -86,11 +86,15 @@ def head_key(inputs: str, request: ChatRequest, prefix: StablePrefix) -> str:
 
 
 def head_variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
-    """Bodies for `POST /apply-template` that agree in the head and differ in the user's message."""
+    """Bodies for `POST /apply-template` that agree in the head and differ in the first message that follows it.
+
+    The last one differs in its role, too, which not every template takes: of a user's message the head has nothing.
+    """
     shared: dict[str, Any] = {"model": request.model} if request.model else {}
     shared |= rendering_inputs(request)
     leading = _leading(request, prefix)
-    return [orjson.dumps({**shared, "messages": [*leading, {"role": "user", "content": user}]}) for user in _USERS]
+    others = [*({"role": "user", "content": user} for user in _USERS), {"role": "assistant", "content": _USERS[0]}]
+    return [orjson.dumps({**shared, "messages": [*leading, other]}) for other in others]
 
 
 def _leading(request: ChatRequest, prefix: StablePrefix) -> list[Mapping[str, Any]]:

@@ -271,7 +271,22 @@ class Accounting:
         if changed is not None:
             model.answers_change = changed
         # Where going back is worse than beginning anew, one client's way is taken for that of all.
-        return bool(changed) or _was_changed(ticket) or (model.able.truncates and model.answers_change)
+        is_like_all = model.able.truncates and model.answers_change
+        return bool(changed) or _was_changed(ticket) or is_like_all or self._was_outdone(ticket)
+
+    def _was_outdone(self, ticket: Ticket) -> bool:
+        """Whether an anchor was loaded in the place of its conversation: more of it was kept, as an answer had come
+        back changed."""
+        copy, reused = ticket.loaded, (ticket.figures.cache_n if ticket.figures else None) or 0
+        if (
+            copy is None
+            or not copy.is_whole
+            or not continues_talk(ticket.need, copy)
+            or reused >= copy.n_prompt - MARK_SLACK
+        ):
+            return False
+        anchors = [talk for talk in self._context.model.ledger.copies.values() if talk.is_anchor]
+        return any(abs((share(ticket.need, anchor) or 0) - reused) <= MARK_SLACK for anchor in anchors)
 
     def _was_marked(self, ticket: Ticket) -> bool:
         if ticket.plan.source not in (Source.CONTINUE, Source.RESUME) or ticket.slot is None:

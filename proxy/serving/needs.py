@@ -24,13 +24,13 @@ from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
-from proxy.slots.anchoring import leaves_anchors, leaves_heads
+from proxy.slots.anchoring import leaves_anchors
 from proxy.slots.holding import BYTES_PER_TOKEN, Need, continues_talk
 
 HEAD_TOKENS = 512
 """By how much a head must be longer than the exact prefix: a shorter rest is prefilled in one batch."""
-ANCHORED_HEAD_TOKENS = 24
-"""The same where an anchor keeps it, which costs no file and little time."""
+ANCHORED_HEAD_TOKENS = 8
+"""The same where an anchor keeps it, which costs no file and little time: fewer are no more than it costs."""
 STEM_TOKENS = 512
 """At least so long must a stem be, to be worth a file."""
 STEM_APART = 64
@@ -127,7 +127,7 @@ class Needs:
         """The head, where it is worth keeping: the model can't go back to its end by itself."""
         visit, model = ticket.visit, self._context.model
         has_files = self._context.store.is_on and bool(model.able.restores)
-        if model.able.goes_back_freely or base.chat_body or not (has_files or leaves_heads(model.able)):
+        if model.able.goes_back_freely or base.chat_body or not (has_files or leaves_anchors(model.able)):
             return None
         found = model.recall(visit.head, date.today())
         if found is None and visit.request is not None and visit.prefix is not None:

@@ -46,11 +46,6 @@ def leaves_anchors(able: Capabilities) -> bool:
     return able.needs_anchors and bool(able.keeps_copies) and able.has_room is not False
 
 
-def leaves_heads(able: Capabilities) -> bool:
-    """Whether among them are those of heads: from one the smaller window cache goes a batch back."""
-    return leaves_anchors(able) and not able.is_windowed
-
-
 def anchor_of(key: str, ledger: Ledger) -> Talk | None:
     """That of an exact prefix, or of a head, in host memory."""
     return next((talk for talk in ledger.copies.values() if talk.is_anchor and talk.chain == of_prefix(key)), None)

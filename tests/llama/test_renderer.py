@@ -8,7 +8,7 @@ import pytest
 
 from proxy.demo.sessions import session
 from proxy.llama.client import ControlFailed, LlamaClient
-from proxy.llama.renderer import Rendered, exact_prefix
+from proxy.llama.renderer import Rendered, exact_head, exact_prefix
 from proxy.request.body import ChatRequest
 from proxy.request.prefix import StablePrefix
 from tests.conftest import StartLlama
@@ -38,6 +38,36 @@ async def rendered(client: LlamaClient, body: Mapping[str, Any]) -> Rendered:
 
 async def prompt_of(client: LlamaClient, body: Mapping[str, Any]) -> list[int]:
     return await client.tokenize(await client.render(orjson.dumps(body), NO_KEY), NO_KEY)
+
+
+@pytest.mark.parametrize("tools_last", [False, True], ids=["tools first", "tools last"])
+async def test_a_head_is_what_every_session_of_a_folder_begins_with(start_llama: StartLlama, tools_last: bool) -> None:
+    """Whoever has the first word, and not a token less."""
+    server = start_llama("dense", tools_last=tools_last)
+    body = session("/a", prefix_tokens=600)
+    said = [{"role": role, "content": text} for role in ("user", "tool", "assistant") for text in ("why?", "{}", "\n")]
+    async with calling(server.port) as client:
+        head = list(await exact_head(client, *understood(body), NO_KEY))
+        prompts = [await prompt_of(client, {**body, "messages": [body["messages"][0], one]}) for one in said]
+    assert all(prompt[: len(head)] == head for prompt in prompts)
+    assert len({prompt[len(head)] for prompt in prompts}) > 1
+
+
+async def test_a_template_may_refuse_a_first_word_that_is_not_a_user_s() -> None:
+    """Then a head is what requests begin with where the user has it."""
+
+    async def script(peer: Peer, request: Message) -> None:
+        asked = orjson.loads(request.body)
+        last = asked.get("messages", [{}])[-1]
+        if "content" in asked:
+            told, status = orjson.dumps({"tokens": [*asked["content"].encode()]}), 200
+        else:
+            told, status = orjson.dumps({"prompt": f"all: {last['content']}"}), 200 if last["role"] == "user" else 500
+        await says(told, status)(peer, request)
+
+    async with recording(script) as upstream, calling(upstream.port) as client:
+        head = await exact_head(client, *understood(session("/a")), NO_KEY)
+    assert b"all: " == bytes(head)
 
 
 @pytest.mark.parametrize("tools_last", [False, True], ids=["tools first", "tools last"])

@@ -24,7 +24,7 @@ from proxy.serving.ticket import Ticket
 from proxy.serving.visit import Visit, understand
 from proxy.settings import Settings
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import NOWHERE_CUT, Holding, Need, Nothing, Talk, Unknown, Whole
+from proxy.slots.holding import NOWHERE_CUT, Holding, Need, Nothing, Talk, Unknown, Whole, of_prefix
 from proxy.slots.ledger import Look
 from proxy.slots.plan import Plan, Restore, Source
 from proxy.slots.prediction import choose
@@ -538,6 +538,21 @@ def test_an_anchor_was_loaded_in_the_place_of_a_changed_conversation() -> None:
         at.model.ledger.copied(copy)
     answered(at, Nothing(), OURS.n_prompt - 1, resumed=True)
     assert [OURS] == [*at.model.ledger.copies.values()]
+
+
+@pytest.mark.parametrize(
+    ("reused", "is_changed"), [(80, True), (50, False), (OURS.n_tokens, False)], ids=["anchor", "something", "whole"]
+)
+def test_an_anchor_that_outdid_a_conversation_tells_that_its_answer_came_back_changed(
+    reused: int, is_changed: bool
+) -> None:
+    """More of the anchor was kept; it is moved out of that one's way the next time."""
+    at = context(Nothing())
+    at.model.able = Capabilities(rolls_back=False, keeps_copies=True, mark_distance=516, shows_slots=True)
+    anchor = Talk(of_prefix("P"), (300,), 81, 81, "P", 80, is_anchor=True)
+    for copy in (anchor, OURS):
+        at.model.ledger.copied(copy)
+    assert is_changed == answered(at, Nothing(), reused, resumed=True).is_changed
 
 
 def test_a_resumed_conversation_is_known_to_have_its_window_only() -> None:

@@ -106,6 +106,19 @@ async def test_another_session_in_the_same_folder(
     await last_costs_no_more_than_directly(server, bodies)
 
 
+@pytest.mark.parametrize("kind", ["hybrid", "swa"])
+async def test_a_session_in_a_folder_after_one_elsewhere(start_llama: StartLlama, kind: Kind) -> None:
+    """It prefills its question only: what all sessions of its folder begin with has stayed in host memory."""
+    bodies = [sessions(folder, project_context=50 * PROJECT)[0] for folder in ("/a", "/b", "/a")]
+    bodies[-1] = edited_last(bodies[-1])
+    async with running(start_llama(kind, "-np", "1")) as proxied:
+        await asked(proxied, bodies[0], TITLE, bodies[1], TITLE)
+        before = proxied.heard.prefilled
+        (last,) = await asked(proxied, bodies[2])
+        assert last.prompt_tokens > proxied.prefix.n_tokens + 500
+        assert A_RESUME >= last.prefilled + proxied.heard.prefilled - before
+
+
 @pytest.mark.parametrize("is_displaced", [False, True], ids=["in its slot", "in host memory"])
 async def test_another_session_in_the_folder_of_one_first_seen_in_mid_way(
     start_llama: StartLlama, *, is_displaced: bool

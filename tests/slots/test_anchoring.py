@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.slots.anchoring import SMALLEST_REACH, WINDOW, anchors, leaves_heads
+from proxy.slots.anchoring import SMALLEST_REACH, WINDOW, anchors
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Holding, Need, Nothing, Talk, continues_talk, goes_beyond, of_prefix, share
 from proxy.slots.ledger import Ledger
@@ -23,12 +23,6 @@ OF_PREFIX = replace(
     talk("a", answer=0, is_marked=True), chain=of_prefix("P"), n_prompt=81, n_tokens=81, is_anchor=True, is_first=True
 )
 KEPT = (Keep("P"), Anchor())
-
-
-def test_heads_have_anchors_where_the_server_goes_back_to_their_end() -> None:
-    """From one the smaller window cache goes a batch back, also where it went back farther without."""
-    assert leaves_heads(ABLE)
-    assert not leaves_heads(replace(ABLE, is_windowed=True))
 
 
 def anchor(letters: str = "ab", prefix: str = "P") -> Talk:
