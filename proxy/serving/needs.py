@@ -24,6 +24,7 @@ from proxy.serving.context import Context
 from proxy.serving.model import ExactPrefix
 from proxy.serving.store import identity_text
 from proxy.serving.ticket import Ticket
+from proxy.serving.visit import Visit
 from proxy.slots.anchoring import leaves_anchors
 from proxy.slots.holding import BYTES_PER_TOKEN, Need, continues_talk
 
@@ -105,7 +106,7 @@ class Needs:
             return need
         if self._is_too_long(ticket.n_rendered):
             return need
-        head, stems = await self._head(ticket, known), await self._stems(ticket, known)
+        head, stems = await self._head(ticket, known), await self._stems(ticket.visit, known)
         n_most = max(known.n_tokens, head.n_tokens if head else 0)
         return replace(
             need,
@@ -139,18 +140,28 @@ class Needs:
         # A prefix that is prefilled in time is not to wait for a head that isn't.
         return found if has_files or not self._is_slow(found.n_tokens) else None
 
-    async def _stems(self, ticket: Ticket, base: ExactPrefix) -> list[ExactPrefix]:
+    async def _stems(self, visit: Visit, base: ExactPrefix) -> list[ExactPrefix]:
         """Parts that others will likely begin with, where the model can't go back to them and they can be kept."""
-        visit, model = ticket.visit, self._context.model
+        model = self._context.model
         has_files = self._context.store.is_on and bool(model.able.restores)
         has_anchors = model.able.truncates and leaves_anchors(model.able)
         if model.able.goes_back_freely or not base.tokens or not (has_files or has_anchors):
             return []
-        if base.stems is None and visit.request is not None and visit.prefix is not None:
-            found = await likely_to_stay(model.client, visit.request, visit.prefix, visit.auth)
-            base = replace(base, stems=tuple(self._worth_keeping(visit.rendering, base, found)))
+        if base.stems is None:
+            base = replace(base, stems=tuple(await self._stems_of(visit, base)))
             model.remember(visit.rendering, base)
         return [stem for key in base.stems or () if (stem := model.by_key(key)) is not None]
+
+    async def _stems_of(self, visit: Visit, base: ExactPrefix) -> list[str]:
+        if visit.request is None or visit.prefix is None:
+            return []
+        try:
+            found = await likely_to_stay(self._context.model.client, visit.request, visit.prefix, visit.auth)
+        except ControlFailed as error:
+            if error.code not in (HTTPStatus.BAD_REQUEST, *CANNOT_RENDER):
+                raise
+            return []  # not every template takes another text
+        return list(self._worth_keeping(visit.rendering, base, found))
 
     def _worth_keeping(self, rendering: str, base: ExactPrefix, found: LikelyToStay) -> Iterator[str]:
         """Keys of the stems. Most installs have one text for their tools, so the tools are one only with a second text.

@@ -18,9 +18,13 @@ def confined(wanted: Plan, need: Need, idle: Sequence[SlotBelief], able: Capabil
     """The plan, unless it would change another slot than the one that is ours to prepare; a copy changes nothing."""
     if only_slot is None:
         return wanted
-    if wanted.source is Source.WARM_UP:
-        return _led_to(only_slot, wanted, need, idle, able)
     changed = {step.slot for step in wanted.steps if isinstance(step, Clear | Restore)}
+    if wanted.source is Source.WARM_UP:
+        if not changed:
+            return _led_to(only_slot, wanted, need, idle, able)
+        # What was restored leads there; what is only emptied is no more likely to be chosen than others.
+        is_led = able.total_slots == 1 or any(isinstance(step, Restore) for step in wanted.steps)
+        return wanted if is_led and changed == {only_slot} else nothing("other_slot")
     if any(isinstance(step, Keep | Anchor | Requeue) for step in wanted.steps):
         changed.add(-1 if wanted.slot is None else wanted.slot)  # a prompt of ours goes where the request would
     return wanted if changed <= {only_slot} and wanted.slot in (None, only_slot) else nothing("other_slot")

@@ -103,6 +103,20 @@ def test_no_stem_where_it_would_be_of_no_use(asked: Need, able: Capabilities, di
     assert not {Restore(0, "S"), Save("S"), Clear(0)} & set(told.steps), told
 
 
+def test_with_one_slot_to_prepare_stems_change_no_other() -> None:
+    """Restored into that one, what it held is copied before; nothing is emptied elsewhere."""
+    told = plan(TODAY, ledger(talk("z", "Q"), talk("y", "Q")), NO_ROLLBACK, THERE, only_slot=1)
+    assert (Copy(1), Restore(1, "S"), Warm("P"), Save("P")) == told.steps
+    shares = ledger(talk("xy", "Y"), talk("y", "Q"))
+    assert "other_slot" == plan(TODAY, shares, NO_ROLLBACK, THERE, only_slot=1).reason
+    made = ledger(CAME_BACK, Nothing())
+    made.copied(anchored("S")[0])
+    assert "other_slot" == plan(FIRST_TURN, made, replace(SWA_FULL, total_slots=2), only_slot=0).reason
+    alone = ledger(CAME_BACK)
+    alone.copied(anchored("S")[0])
+    assert Keep("S") in plan(FIRST_TURN, alone, SWA_FULL, only_slot=0).steps
+
+
 def test_what_a_prompt_of_the_stem_alone_shares() -> None:
     """With the prefix that it is of all of it, with another no more than that shares with the prefix."""
     asked = only_prefix(replace(TWO, common=(("Y", 70), ("Q", 5))), "S", STEM_TOKENS)
