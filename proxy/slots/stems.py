@@ -8,14 +8,13 @@ an anchor.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from proxy.slots.anchoring import anchor_of, anchors
 from proxy.slots.capabilities import Capabilities
 from proxy.slots.holding import Need, Nothing, Prefix, is_truncated, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import moved_out
-from proxy.slots.plan import Keep, Plan, Save, Step, Warm
+from proxy.slots.plan import Keep, Plan, Save, Source, Step, Warm
 from proxy.slots.prediction import SIMILARITY, choose
 from proxy.slots.restoring import Disk, restored
 
@@ -29,7 +28,7 @@ def stem_restored(
     if not (key and able.may_restore and is_seen) or _found(need, idle, able) >= n_tokens:
         return None
     made = restored(key, n_tokens, need, idle, able, only_slot)
-    return replace(made, reason="stem_on_disk") if made is not None else None
+    return Plan(Source.RESTORE, "stem_on_disk", made.steps, n_tokens, made.slot) if made is not None else None
 
 
 def stems_saved(need: Need, able: Capabilities, disk: Disk, begun: Plan | None) -> tuple[Step, ...]:
