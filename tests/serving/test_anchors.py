@@ -108,15 +108,20 @@ async def test_another_session_in_the_same_folder(
 
 @pytest.mark.parametrize("kind", ["hybrid", "swa"])
 async def test_a_session_in_a_folder_after_one_elsewhere(start_llama: StartLlama, kind: Kind) -> None:
-    """It prefills its question only: what all sessions of its folder begin with has stayed in host memory."""
+    """It prefills its question only: what all sessions of its folder begin with has stayed in host memory.
+
+    A build that keeps its checkpoints has the prefix only, and directly nothing.
+    """
     bodies = [sessions(folder, project_context=50 * PROJECT)[0] for folder in ("/a", "/b", "/a")]
     bodies[-1] = edited_last(bodies[-1])
     async with running(start_llama(kind, "-np", "1")) as proxied:
         await asked(proxied, bodies[0], TITLE, bodies[1], TITLE)
         before = proxied.heard.prefilled
         (last,) = await asked(proxied, bodies[2])
-        assert last.prompt_tokens > proxied.prefix.n_tokens + 500
-        assert A_RESUME >= last.prefilled + proxied.heard.prefilled - before
+        rest = last.prompt_tokens - proxied.prefix.n_tokens
+        assert rest > 500
+        most = A_RESUME if forgets(proxied) else rest + SLACK
+        assert most >= last.prefilled + proxied.heard.prefilled - before
 
 
 @pytest.mark.parametrize("is_displaced", [False, True], ids=["in its slot", "in host memory"])
@@ -296,8 +301,10 @@ async def test_one_that_a_new_session_does_not_find_shows_it_too(
         model = proxied.proxy.engine.model
         if not forgets(proxied):
             return
-        assert model.able.has_room is False
-        assert not any(talk.is_anchor for talk in model.ledger.copies.values())
+        # A build that keeps its checkpoints has the same beginning in the conversation itself.
+        is_there = proxied.heard.anchors[0].cache_n >= proxied.prefix.n_tokens - SLACK
+        assert (model.able.has_room is False) != is_there
+        assert any(talk.is_anchor for talk in model.ledger.copies.values()) == is_there
     assert 1 == len(proxied.heard.anchors)
 
 
