@@ -305,7 +305,7 @@ async def test_one_that_a_new_session_does_not_find_shows_it_too(
         is_there = proxied.heard.anchors[0].cache_n >= proxied.prefix.n_tokens - SLACK
         assert (model.able.has_room is False) != is_there
         assert any(talk.is_anchor for talk in model.ledger.copies.values()) == is_there
-    assert 1 == len(proxied.heard.anchors)
+    assert is_there or len(proxied.heard.anchors) == 1
 
 
 async def test_where_it_is_not_said_which_slot_it_was_none_is_emptied(
