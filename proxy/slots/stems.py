@@ -33,7 +33,7 @@ def stem_restored(
 
 def stems_saved(need: Need, able: Capabilities, disk: Disk, begun: Plan | None) -> tuple[Step, ...]:
     """On the way to a prefix that is prefilled: stop at the end of each stem, and save it; `begun` has restored one."""
-    if need.has_past or not able.may_restore:
+    if not able.may_restore:
         return ()
     n_done = begun.expected_cache_n if begun else 0
     due = (key for key, n_tokens in need.stems if n_tokens > n_done and key in disk.new_stems)

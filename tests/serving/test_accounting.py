@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import date
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from proxy.llama.client import ControlFailed
 from proxy.llama.replies import Warmed
 from proxy.serving.accounting import Accounting
 from proxy.serving.context import Context, PlanAgain
-from proxy.serving.model import Model
+from proxy.serving.model import ExactPrefix, Model
 from proxy.serving.neighbours import Neighbours
 from proxy.serving.reporting import Reporter
 from proxy.serving.slot_steps import SlotSteps
@@ -494,6 +496,34 @@ def test_what_another_slot_held_than_the_one_expected(shared: str, is_copied: bo
         assert OURS.name not in at.model.ledger.copies
     Accounting(at).take_slot(titled, 0)
     assert is_copied == (OURS.name in at.model.ledger.copies)
+
+
+def test_a_slot_counts_for_what_its_request_will_leave() -> None:
+    """Its own conversation, with its prefix; nothing is known of one whose prefix nobody has seen."""
+    at = context(Nothing(), Nothing())
+    for slot, (body,) in enumerate((sessions("/a"), sessions("/b"))):
+        asked = ticket(slot + 1, understand(orjson.dumps(body), {}, at.settings))
+        asked.need = need("ab"[: slot + 1])
+        if slot == 0:
+            at.model.remember(asked.visit.rendering, ExactPrefix("P", array("i", [1] * 80), 80, date.today()))
+        else:
+            at.model.prefixes.clear()
+        Accounting(at).take_slot(asked, slot)
+    first, second = (belief.soon_holds for belief in at.model.ledger.slots)
+    assert isinstance(first, Talk)
+    assert (need("a").chain, "P", 80) == (first.chain, first.prefix_key, first.prefix_tokens)
+    assert isinstance(second, Unknown)
+
+
+def test_what_two_prefixes_have_in_common_is_known_of_one_that_is_on_its_way() -> None:
+    """The request that will leave it runs in a slot that held nothing."""
+    at = context(Nothing())
+    for key, tokens in (("Q", [1, 2, 3, 4]), ("P", [1, 2, 5])):
+        at.model.remember(key, ExactPrefix(key, array("i", tokens), len(tokens), date.today()))
+    at.model.ledger.lease(0, 1, will_hold=talk("a", "Q"))
+    known = at.model.by_key("P")
+    assert known is not None
+    assert (("Q", 2),) == at.model.common(known)
 
 
 WINDOW = Capabilities(total_slots=1, rolls_back=True, window=512, keeps_copies=True, shows_slots=True)

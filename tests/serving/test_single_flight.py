@@ -97,17 +97,24 @@ async def test_all_leave_during_the_warm_up(start_llama: StartLlama, how_many: i
     assert [] == [warm_up for warm_up in proxied.heard.warm_ups if warm_up.prompt_n > 10000]
 
 
-async def test_somebody_else_leaves_during_the_warm_up_of_a_head(start_llama: StartLlama, tmp_path: Path) -> None:
-    """A client that wanted something else and leaves ends no warm-up: the folder's head is prefilled and saved."""
+@pytest.mark.parametrize(("of", "flights"), [("head", 2), ("stem", 1)])
+async def test_somebody_else_leaves_during_the_warm_up(
+    start_llama: StartLlama, tmp_path: Path, of: str, flights: int
+) -> None:
+    """A client that wanted something else and leaves ends none: a folder's head, or a stem, is prefilled and saved."""
     slots = tmp_path / "slots"
     slots.mkdir()
     (body,) = sessions("/a", tokens=600, project_context="run the tests before you say that it is done. " * 300)
+    if of == "stem":
+        (body,) = sessions("/a", tokens=4000)
+        system = body["messages"][0]
+        body["messages"][0] = {**system, "content": system["content"].replace("</rules>", "today\n</rules>")}
     title = {"messages": [{"role": "user", "content": "a title for this"}], "max_tokens": 1}
     server = start_llama("hybrid", "-np", "1", "-b", "64", "-ub", "64", "--slot-save-path", str(slots))
     async with running(server, persist=True, slot_dir=slots, dir=tmp_path / "index") as proxied:
         asked, *_ = await at_once(proxied, [body])
         model = proxied.proxy.engine.model
-        await proxied.heard.until(lambda: 2 == proxied.heard.begun_warm_ups)
+        await proxied.heard.until(lambda: flights == proxied.heard.begun_warm_ups)
         (other,) = await at_once(proxied, [title])
         async with asyncio.timeout(5):
             while model.interest.total() < 2:
@@ -115,10 +122,10 @@ async def test_somebody_else_leaves_during_the_warm_up_of_a_head(start_llama: St
             other.cancel()
             while model.interest.total() > 1:
                 await asyncio.sleep(0.005)
-        assert 1 == len(proxied.heard.warm_ups)
+        assert flights - 1 == len(proxied.heard.warm_ups)
         answer = await asked
         await proxied.heard.until(lambda: 1 == len(proxied.heard.requests))
-        head = proxied.last.need.head_tokens
+        need = proxied.last.need
     assert (200, "warm-up") == (answer.status, proxied.sources[0])
-    assert 0 < head <= answer.reused
+    assert 0 < (need.head_tokens if of == "head" else need.prefix_tokens) <= answer.reused
     assert 2 == len(list(slots.glob("pi-prefix-*.bin")))

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from proxy.demo.sessions import next_turn
+from proxy.llama.client import ControlFailed
+from proxy.serving import needs
 from proxy.serving.model import ExactPrefix
 from tests.conftest import StartLlama
 from tests.serving.checkpoints.persisting import (
@@ -102,7 +104,30 @@ async def test_another_text_with_the_same_tools_goes_on_from_them(
         stem = stem_of(proxied)
         assert "stem_on_disk" == proxied.reasons[-1]
         assert OWN >= answer.prefilled + proxied.heard.prefilled - (answer.prompt_tokens - stem.n_tokens)
+        kept = proxied.proxy.engine.store.record(stem.key)
+        assert kept is not None
+        assert (1, ()) <= (kept.uses, kept.fingerprints)
     assert n_files == found
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_where_stems_can_not_be_found_out_there_are_none(
+    start_llama: StartLlama, place: Place, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """A template may refuse another text; the request has its prefix all the same, and nobody asks again."""
+    asked = 0
+
+    async def refuses(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise ControlFailed("/apply-template", status)
+
+    monkeypatch.setattr(needs, "likely_to_stay", refuses)
+    async with place.proxy(place.start(start_llama, HYBRID, "-np", "1")) as proxied:
+        for folder in ("/a", "/b"):
+            await proxied.ask(dated(folder, 1))
+        assert ["warm-up", "restore"] == proxied.sources
+    assert (1, 1) == (asked, len(place.files()))
 
 
 async def test_a_model_that_can_roll_back_needs_no_stem(start_llama: StartLlama, place: Place) -> None:
