@@ -526,12 +526,16 @@ def test_what_two_prefixes_have_in_common_is_known_of_one_that_is_on_its_way() -
     assert (("Q", 2),) == at.model.common(known)
 
 
+MARKED = Capabilities(rolls_back=False, is_windowed=False, mark_distance=516, keeps_copies=True, shows_slots=True)
 WINDOW = Capabilities(total_slots=1, rolls_back=True, window=512, keeps_copies=True, shows_slots=True)
 
 
-def answered(at: Context, held: Holding, reused: int, *, letters: str = "abc", resumed: bool = False) -> Talk:
+def answered(
+    at: Context, held: Holding, reused: int, *, letters: str = "abc", resumed: bool = False, role: str = "user"
+) -> Talk:
     """What a turn leaves in the slot."""
     (body,) = sessions("/a")
+    body["messages"][-1]["role"] = role
     asked = ticket(visit=understand(orjson.dumps(body), {}, at.settings))
     asked.need = need(letters)
     if resumed:
@@ -544,6 +548,36 @@ def answered(at: Context, held: Holding, reused: int, *, letters: str = "abc", r
     left = at.model.ledger.slots[0].holds
     assert isinstance(left, Talk)
     return left
+
+
+@pytest.mark.parametrize(
+    ("held", "role", "is_kept"),
+    [(talk("ab"), "user", True), (talk("ab"), "tool", False), (talk("abc"), "user", False), (Nothing(), "user", True)],
+    ids=["goes on", "a tool's", "asked again", "anew"],
+)
+def test_where_a_user_s_last_message_begins_is_marked_by_its_own_request(
+    held: Holding, role: str, is_kept: bool
+) -> None:
+    """The server leaves no in-memory checkpoint where other messages begin, and none where it goes on behind that."""
+    at = context(held)
+    at.model.able = MARKED
+    assert is_kept == answered(at, held, getattr(held, "n_tokens", 0), role=role).keeps_last
+
+
+def test_that_it_was_not_marked_is_learned() -> None:
+    """The edited question was prefilled from the beginning: no other one is expected to be better off."""
+    at = context(Nothing())
+    at.model.able = MARKED
+    edited = ticket()
+    edited.need = need("abx")
+    edited.plan = Plan(Source.HIT, "conversation_begins_with_prefix", expected_cache_n=PREFIX_TOKENS)
+    at.model.ledger.slots[0].holds = replace(talk("abc"), keeps_last=True)
+    accounting = Accounting(at)
+    accounting.take_slot(edited, 0)
+    edited.figures = figures(0)
+    accounting.enter(edited, [])
+    assert at.model.able.keeps_questions is False
+    assert 0 == at.model.failed_claims
 
 
 @pytest.mark.parametrize(
