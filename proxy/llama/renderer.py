@@ -86,7 +86,8 @@ class LikelyToStay:
     """Token lists that begin with what later prefixes will likely begin with, too, and then go on otherwise."""
 
     tools: "array[int]"
-    """With another system text, from its first letter on: what precedes it stays, where the tools are the same."""
+    """With another system text, from its first letter on: what precedes it stays, where the tools are the same. Empty
+    where the template refuses that."""
     before_date: "array[int]"
     """Up to the line with the first date; empty where there is none."""
 
@@ -98,7 +99,7 @@ async def likely_to_stay(client: LlamaClient, request: ChatRequest, prefix: Stab
         text = before_first_date(await client.render(variants(request, prefix)[1], auth))
         return await client.tokenize(text, auth) if text else []
 
-    (tools,), dated = await asyncio.gather(_tokens(client, [other_text(request, prefix)], auth), before_date())
+    tools, dated = await asyncio.gather(_real(client, other_text(request, prefix), auth), before_date())
     return LikelyToStay(array("i", tools), array("i", dated))
 
 

@@ -17,8 +17,8 @@ from proxy.request.fingerprint import ModelIdentity
 from proxy.serving.reporting import Reporter
 from proxy.settings import Settings
 
-CURRENT = 2
-"""What a request's prefix consists of at most: that of all sessions, and that of its folder's sessions."""
+CURRENT = 4
+"""What a request's prefix consists of at most: two stems, that of all sessions, and that of its folder's sessions."""
 
 
 def identity_text(identity: ModelIdentity) -> str:

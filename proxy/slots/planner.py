@@ -209,7 +209,7 @@ def _build(
     if _takes_a_slot(need, idle, able):  # 15
         return unprepared("prefix_would_overwrite", need, idle, able)
     save: tuple[Step, ...] = (Save(need.prefix_key),) if may_save else ()
-    stems = stems_saved(need, able, disk, begun) if may_save else stems_kept(need, ledger, idle, able)
+    stems = stems_saved(need, idle, able, disk, begun) if may_save else stems_kept(need, ledger, idle, able)
     others = [b for b in idle if isinstance(b.holds, Unknown | Talk) and Copy(b.slot) not in stems]
     aside = begun.steps if begun else copies_of(others, able)
     steps = (*aside, *stems, Warm(need.prefix_key), *save)

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 
 from proxy.slots.anchoring import anchor_of, anchors
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Need, Nothing, Prefix, is_truncated, share
+from proxy.slots.holding import Need, Nothing, Prefix, is_truncated, only_prefix, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import moved_out
 from proxy.slots.plan import Keep, Plan, Save, Source, Step, Warm
 from proxy.slots.prediction import SIMILARITY, choose
 from proxy.slots.restoring import Disk, restored
+
+STOPS_BACK = 4
+"""Tokens that may be prefilled again for it, of the eight that a new prefix may cost."""
 
 
 def stem_restored(
@@ -31,13 +34,14 @@ def stem_restored(
     return Plan(Source.RESTORE, "stem_on_disk", made.steps, n_tokens, made.slot) if made is not None else None
 
 
-def stems_saved(need: Need, able: Capabilities, disk: Disk, begun: Plan | None) -> tuple[Step, ...]:
+def stems_saved(
+    need: Need, idle: Sequence[SlotBelief], able: Capabilities, disk: Disk, begun: Plan | None
+) -> tuple[Step, ...]:
     """On the way to a prefix that is prefilled: stop at the end of each stem, and save it; `begun` has restored one."""
     if not able.may_restore:
         return ()
-    n_done = begun.expected_cache_n if begun else 0
-    due = (key for key, n_tokens in need.stems if n_tokens > n_done and key in disk.new_stems)
-    return tuple(step for key in due for step in (Warm(key), Save(key)))
+    due = _behind(begun.expected_cache_n, need) if begun else _on_the_way(need, idle, able)
+    return tuple(step for key in due if key in disk.new_stems for step in (Warm(key), Save(key)))
 
 
 def stems_kept(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> tuple[Step, ...]:
@@ -46,10 +50,26 @@ def stems_kept(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Cap
         return ()
     there = [(key, n_tokens) for key, n_tokens in need.stems if anchor_of(key, ledger) is not None]
     key, n_done = there[-1] if there else ("", 0)
-    steps: tuple[Step, ...] = ()
     if n_done > _found(need, idle, able):
-        steps = (*moved_out(need, [b for b in idle if share(need, b.holds) != 0], idle, able), Keep(key))
-    return (*steps, *(Keep(key) for key, n_tokens in need.stems if n_tokens > n_done))
+        out = moved_out(need, [b for b in idle if share(need, b.holds) != 0], idle, able)
+        return (*out, Keep(key), *map(Keep, _behind(n_done, need)))
+    known = [key for key, _ in there]
+    return tuple(Keep(key) for key in _on_the_way(need, idle, able) if key not in known)
+
+
+def _behind(n_tokens: int, need: Need) -> list[str]:
+    return [key for key, n_stem in need.stems if n_stem > n_tokens]
+
+
+def _on_the_way(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> list[str]:
+    """Those at whose end a prompt can stop, and nothing is lost by it.
+
+    What a slot has beyond would be prefilled again. And of a shorter prompt, what it shares with somebody else's
+    conversation is a larger part: it may be put over that, where the request would not.
+    """
+    wanted, due = choose(need, idle), _behind(_found(need, idle, able) - STOPS_BACK, need)
+    found = {key: choose(only_prefix(need, key, n_tokens), idle) for key, n_tokens in need.stems if key in due}
+    return [key for key, one in found.items() if one is not None and wanted is not None and one.slot == wanted.slot]
 
 
 def _found(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> int:

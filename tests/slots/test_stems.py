@@ -164,3 +164,28 @@ def test_a_new_prefix_goes_on_from_the_longest_anchor_of_a_stem(
         made.copied(anchor)
     assert expected == plan(FIRST_TURN, made, SWA_FULL).steps
     assert [STEM_TOKENS] == [share(TWO, anchor) for anchor in anchored("S")]
+
+
+FARTHER = (("Y", PREFIX_TOKENS - 1),)
+"""The slot's prefix has all but the end in common."""
+
+
+@pytest.mark.parametrize("disk", [NEW, Disk()], ids=["files", "anchors"])
+def test_no_stem_is_made_of_what_a_slot_has_and_more(disk: Disk) -> None:
+    """Its end would have to be gone back to, and what the slot has beyond prefilled again."""
+    asked = replace(FIRST_TURN, common=FARTHER)
+    steps = plan(asked, ledger(replace(talk("xy", "Y"), prefix_tokens=90)), SWA_FULL, disk).steps
+    assert Warm("P") in steps
+    assert not {Warm("T"), Warm("S"), Keep("T"), Keep("S")} & set(steps), steps
+
+
+@pytest.mark.parametrize("able", [replace(NO_ROLLBACK, keeps_copies=False, total_slots=2), SWA_FULL], ids=repr)
+def test_no_stem_is_put_over_somebody_else_s_conversation(able: Capabilities) -> None:
+    """Of a long prompt the tools are less than a tenth, of the stem that ends with them all."""
+    asked = replace(FIRST_TURN, prefix_tokens=1000, common=(("Q", 40),))
+    made = ledger(talk("z", "Q"), Nothing())
+    for disk, only in ((NEW, None), (Disk(), None), (NEW, 1), (Disk(), 1)):
+        steps = plan(asked, made, able, disk, only).steps
+        assert not {Warm("T"), Warm("S"), Keep("T"), Keep("S")} & set(steps), steps
+    beside = plan(asked, ledger(Nothing(), Nothing()), able, NEW).steps
+    assert {Warm("T"), Warm("S")} <= set(beside)
