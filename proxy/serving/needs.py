@@ -145,7 +145,7 @@ class Needs:
         model = self._context.model
         has_files = self._context.store.is_on and bool(model.able.restores)
         has_anchors = model.able.truncates and leaves_anchors(model.able)
-        if model.able.goes_back_freely or not base.tokens or not (has_files or has_anchors):
+        if model.able.goes_back_freely or model.able.is_untried or not base.tokens or not (has_files or has_anchors):
             return []
         if base.stems is None:
             base = replace(base, stems=tuple(await self._stems_of(visit, base)))
