@@ -23,6 +23,7 @@ class Day:
     why: str = ""
     """What it found."""
     is_varied: bool = False
+    """Whether it is one of the second generator, and so with the others."""
     is_dated: bool = False
     is_used: bool = False
     """Whether somebody has used the server before the proxy meets it: then it can't be probed."""

@@ -56,7 +56,7 @@ def varied_trace(seed: int) -> Trace:
 
 
 def dated_trace(seed: int) -> Trace:
-    """Days of one install whose system text tells the date: a varied day is a week, say."""
+    """The same of installs whose system text tells the date, which changes more often than a version: a week, say."""
 
     async def trace(world: World, size: Size) -> None:
         day = _Dated(world, size, seed)

@@ -74,9 +74,14 @@ async def beginning_of_prompt(
         return []
 
 
-async def exact_head(client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth) -> tuple[int, ...]:
-    """The tokens that every request with this system text begins with; raises ControlFailed likewise."""
+async def exact_head(
+    client: LlamaClient, request: ChatRequest, prefix: StablePrefix, auth: Auth, *, of_users: bool = False
+) -> tuple[int, ...]:
+    """The tokens that every request with this system text begins with, or every one in which the user speaks first;
+    raises ControlFailed likewise."""
     *users, other = head_variants(request, prefix)
+    if of_users:
+        return tuple(common_prefix(await _tokens(client, users, auth)))
     lists, told = await asyncio.gather(_tokens(client, users, auth), _real(client, other, auth))
     return tuple(common_prefix([*lists, told] if told else lists))
 

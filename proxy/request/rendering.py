@@ -59,11 +59,16 @@ def rendering_key(inputs: str, prefix: StablePrefix) -> str:
     return _digest([inputs, prefix.role, prefix.text])
 
 
+def _shared(request: ChatRequest) -> dict[str, Any]:
+    """What all bodies for `POST /apply-template` have from the request, beside messages."""
+    shared: dict[str, Any] = {"model": request.model} if request.model else {}
+    return shared | rendering_inputs(request)
+
+
 def variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
     """Bodies for `POST /apply-template`: the real request first, then made-up ones with other tails and users."""
     system = request.messages[prefix.position]
-    shared: dict[str, Any] = {"model": request.model} if request.model else {}
-    shared |= rendering_inputs(request)
+    shared = _shared(request)
     bodies = [orjson.dumps({**shared, "messages": request.messages})]
     for tail, user in zip(_TAILS, cycle(_USERS), strict=False):
         retold = {**system, "content": with_tail(system["content"], len(prefix.text), tail + user)}
@@ -74,8 +79,7 @@ def variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
 def other_text(request: ChatRequest, prefix: StablePrefix) -> bytes:
     """A body for `POST /apply-template` that agrees in everything but the system text, from its first letter on."""
     system = request.messages[prefix.position]
-    shared: dict[str, Any] = {"model": request.model} if request.model else {}
-    shared |= rendering_inputs(request)
+    shared = _shared(request)
     retold = {**system, "content": with_tail(system["content"], 0, "y" if prefix.text.startswith("x") else "x")}
     return orjson.dumps({**shared, "messages": [retold, {"role": "user", "content": _USERS[0]}]})
 
@@ -90,8 +94,7 @@ def head_variants(request: ChatRequest, prefix: StablePrefix) -> list[bytes]:
 
     The last one differs in its role, too, which not every template takes: of a user's message the head has nothing.
     """
-    shared: dict[str, Any] = {"model": request.model} if request.model else {}
-    shared |= rendering_inputs(request)
+    shared = _shared(request)
     leading = _leading(request, prefix)
     others = [*({"role": "user", "content": user} for user in _USERS), {"role": "assistant", "content": _USERS[0]}]
     return [orjson.dumps({**shared, "messages": [*leading, other]}) for other in others]
@@ -108,8 +111,7 @@ def chat_shaped(request: ChatRequest, prefix: StablePrefix) -> bytes:
     """A chat request that prefills the stable prefix and generates nothing, for a server that can't render."""
     system = request.messages[prefix.position]
     stable = {**system, "content": with_tail(system["content"], len(prefix.text), "")}
-    body: dict[str, Any] = {"model": request.model} if request.model else {}
-    body |= rendering_inputs(request)
+    body = _shared(request)
     body |= {"messages": [stable, {"role": "user", "content": ""}], "n_predict": 0, "max_tokens": 0}
     return orjson.dumps({**body, "cache_prompt": True, "stream": True, "return_progress": True})
 

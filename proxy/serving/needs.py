@@ -132,7 +132,10 @@ class Needs:
             return None
         found = model.recall(visit.head, date.today())
         if found is None and visit.request is not None and visit.prefix is not None:
-            tokens = await exact_head(model.client, visit.request, visit.prefix, visit.auth)
+            # A server that can't roll back goes back to where the first message begins. Where it rolls back by the
+            # token, a head without those that say whose message it is would cost them in each session.
+            of_users = model.able.truncates
+            tokens = await exact_head(model.client, visit.request, visit.prefix, visit.auth, of_users=of_users)
             found = self._remember(visit.head, tokens, base)
         least = HEAD_TOKENS if has_files else ANCHORED_HEAD_TOKENS
         if found is None or found.n_tokens < base.n_tokens + least:

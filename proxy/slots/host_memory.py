@@ -24,6 +24,7 @@ from proxy.slots.prediction import (
     CHECKPOINT_DISTANCE,
     Choice,
     choose,
+    chosen,
     is_overwritten,
     is_question_edited,
     is_telling,
@@ -144,9 +145,7 @@ def from_same_folder(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], abl
 
 def would_load(need: Need, ledger: Ledger, idle: Sequence[SlotBelief]) -> Holding:
     """What the server loads for this request where nobody prepares anything."""
-    choice = choose(need, idle)
-    held = next((b.holds for b in idle if choice is not None and b.slot == choice.slot), Nothing())
-    return loaded(need, held, ledger.copies.values()) or Nothing()
+    return loaded(need, chosen(need, idle), ledger.copies.values()) or Nothing()
 
 
 def _from_host_memory(copy: Talk, need: Need, idle: Sequence[SlotBelief], able: Capabilities, *more: Step) -> Plan:

@@ -83,7 +83,7 @@ from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import copies_of, is_given_up, moved_aside, moved_out, unprepared
 from proxy.slots.only_slot import confined
 from proxy.slots.plan import Clear, Copy, Plan, Save, Source, Step, Warm, nothing
-from proxy.slots.prediction import SIMILARITY, choose, is_question_edited, is_telling, may_begin_in_head, reach
+from proxy.slots.prediction import SIMILARITY, choose, chosen, is_question_edited, is_telling, may_begin_in_head, reach
 from proxy.slots.restoring import NO_FILES, Disk, restored
 from proxy.slots.stems import stem_restored, stems_kept, stems_saved
 from proxy.slots.truncation import is_spoilt, truncated
@@ -281,9 +281,7 @@ def _native(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> Plan 
 
 def _loads_spoilt(need: Need, ledger: Ledger, idle: Sequence[SlotBelief], able: Capabilities) -> bool:
     """Whether the server would go back in a copy, or in the slot, where that has not all that is attended to."""
-    choice = choose(need, idle)
-    held = next((b.holds for b in idle if choice is not None and b.slot == choice.slot), Nothing())
-    return is_spoilt(need, held, ledger.copies.values(), able)
+    return is_spoilt(need, chosen(need, idle), ledger.copies.values(), able)
 
 
 def _is_busy_with_prefix(need: Need, ledger: Ledger) -> bool:

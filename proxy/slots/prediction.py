@@ -66,6 +66,12 @@ def choose(need: Need, idle: Sequence[SlotBelief]) -> Choice | None:
     return Choice(last.slot, share(need, last.holds) or 0, by_similarity=False, overwrites=False, copies=True)
 
 
+def chosen(need: Need, idle: Sequence[SlotBelief]) -> Holding:
+    """What the slot holds that the server will choose; nothing where none is idle."""
+    choice = choose(need, idle)
+    return next((b.holds for b in idle if choice is not None and b.slot == choice.slot), Nothing())
+
+
 def is_overwritten(need: Need, held: Holding) -> bool:
     """Whether the server, having chosen this slot, goes on from what it holds and does not look into host memory."""
     return (share(need, held) or 0) > SIMILARITY * max(1, need.n_tokens) and keeps_half(need, held)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from proxy.slots.anchoring import anchor_of, anchors
 from proxy.slots.capabilities import Capabilities
-from proxy.slots.holding import Need, Nothing, Prefix, is_truncated, only_prefix, share
+from proxy.slots.holding import Need, Prefix, is_truncated, only_prefix, share
 from proxy.slots.ledger import Ledger, SlotBelief
 from proxy.slots.making_room import moved_out
 from proxy.slots.plan import Keep, Plan, Save, Source, Step, Warm
-from proxy.slots.prediction import SIMILARITY, choose
+from proxy.slots.prediction import SIMILARITY, choose, chosen
 from proxy.slots.restoring import Disk, restored
 
 STOPS_BACK = 4
@@ -74,9 +74,9 @@ def _on_the_way(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> l
 
 def _found(need: Need, idle: Sequence[SlotBelief], able: Capabilities) -> int:
     """Tokens of the prefix that the server goes on from, left to itself, as far as that is known."""
-    choice = choose(need, idle)
-    held = next((b.holds for b in idle if choice is not None and b.slot == choice.slot), Nothing())
-    if choice is None or is_truncated(need, held):
+    held = chosen(need, idle)
+    if is_truncated(need, held):
         return 0
-    is_exact = isinstance(held, Prefix) and choice.shared == held.n_tokens
-    return choice.shared if able.rolls_back or is_exact else 0
+    shared = share(need, held) or 0
+    is_exact = isinstance(held, Prefix) and shared == held.n_tokens
+    return shared if able.rolls_back or is_exact else 0

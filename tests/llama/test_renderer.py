@@ -48,9 +48,14 @@ async def test_a_head_is_what_every_session_of_a_folder_begins_with(start_llama:
     said = [{"role": role, "content": text} for role in ("user", "tool", "assistant") for text in ("why?", "{}", "\n")]
     async with calling(server.port) as client:
         head = list(await exact_head(client, *understood(body), NO_KEY))
+        users = list(await exact_head(client, *understood(body), NO_KEY, of_users=True))
         prompts = [await prompt_of(client, {**body, "messages": [body["messages"][0], one]}) for one in said]
     assert all(prompt[: len(head)] == head for prompt in prompts)
     assert len({prompt[len(head)] for prompt in prompts}) > 1
+    assert len(head) < len(users)
+    assert all(
+        (prompt[: len(users)] == users) == (one["role"] == "user") for prompt, one in zip(prompts, said, strict=True)
+    )
 
 
 async def test_a_template_may_refuse_a_first_word_that_is_not_a_user_s() -> None:

@@ -122,6 +122,27 @@ def spare(answer: Answer, before: Answer) -> int:
     return answer.prefilled - (answer.prompt_tokens - before.prompt_tokens)
 
 
+async def ends_beside(server: LlamaServer, hold: Held, *before: Body) -> Running:
+    """One conversation comes back while another goes on and ends; neither loses anything. `before` are asked first."""
+    first, second = sessions("/a", "/b", tokens=2500)
+    async with relay(server, hold) as url, running(url) as proxied:
+        one = await proxied.ask(first)
+        other = await proxied.ask(second)
+        for body in before:
+            await proxied.ask(body)
+        again = goes_on(second, other)
+        talking = asyncio.create_task(proxied.ask(again))
+        await has_begun(server, proxied)
+        hold.is_armed = True
+        resumed = await proxied.ask(next_turn(first, one.text, "go on"))
+        spoken = await talking
+        later = await proxied.ask(next_turn(again, spoken.text, "and on"))
+    assert hold.has_held
+    assert SLACK >= spare(resumed, one), proxied.reasons
+    assert SLACK >= spare(later, spoken), proxied.reasons
+    return proxied
+
+
 @pytest.mark.parametrize(
     "holds", [HeldRequest, HeldLonger, HeldPrompt], ids=["brought-back", "tokens-not-known", "just-brought-back"]
 )
@@ -130,52 +151,23 @@ async def test_a_neighbour_ends_while_a_request_is_on_its_way(
     start_llama: StartLlama, monkeypatch: pytest.MonkeyPatch, kind: Kind, holds: type[Held]
 ) -> None:
     """What comes back from host memory does not take the slot that has just become free."""
-    server = start_llama(kind)
-    hold = holds(server)
     if holds is HeldLonger:
 
         async def not_known(*_: Any) -> list[int]:
             return []
 
         monkeypatch.setattr(neighbours, "beginning", not_known)
-    first, second = sessions("/a", "/b", tokens=2500)
-    async with relay(server, hold) as url, running(url) as proxied:
-        one = await proxied.ask(first)
-        other = await proxied.ask(second)
-        again = goes_on(second, other)
-        talking = asyncio.create_task(proxied.ask(again))
-        await has_begun(server, proxied)
-        hold.is_armed = True
-        resumed = await proxied.ask(next_turn(first, one.text, "go on"))
-        spoken = await talking
-        later = await proxied.ask(next_turn(again, spoken.text, "and on"))
-    assert hold.has_held
+    server = start_llama(kind)
+    proxied = await ends_beside(server, holds(server))
     assert (holds is not HeldLonger) == bool([warm_up for warm_up in proxied.heard.warm_ups if warm_up.prompt_n == 1])
-    assert SLACK >= spare(resumed, one), proxied.reasons
-    assert SLACK >= spare(later, spoken), proxied.reasons
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_neighbour_has_begun_in_an_empty_slot(start_llama: StartLlama, kind: Kind) -> None:
     """It counts for what it will leave there, not for what the slot held before."""
     server = start_llama(kind)
-    hold = HeldRequest(server)
-    first, second, third = sessions("/a", "/b", "/c", tokens=2500)
-    async with relay(server, hold) as url, running(url) as proxied:
-        one = await proxied.ask(first)
-        other = await proxied.ask(second)
-        await proxied.ask(third)
-        again = goes_on(second, other)
-        talking = asyncio.create_task(proxied.ask(again))
-        await has_begun(server, proxied)
-        hold.is_armed = True
-        resumed = await proxied.ask(next_turn(first, one.text, "go on"))
-        spoken = await talking
-        later = await proxied.ask(next_turn(again, spoken.text, "and on"))
-    assert hold.has_held
+    proxied = await ends_beside(server, HeldRequest(server), *sessions("/c", tokens=2500))
     assert "resume" == proxied.sources[3], proxied.reasons
-    assert SLACK >= spare(resumed, one), proxied.reasons
-    assert SLACK >= spare(later, spoken), proxied.reasons
 
 
 async def test_a_neighbour_whose_slots_nobody_knows(start_llama: StartLlama) -> None:

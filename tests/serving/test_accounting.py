@@ -140,6 +140,16 @@ def test_an_anchor_that_was_loaded_instead_is_gone() -> None:
     assert anchor.name not in at.model.ledger.copies
 
 
+def resumed_in_vain(at: Context, reason: str) -> None:
+    """A conversation was to come back from host memory, and nothing of it was reused."""
+    resumed = ticket()
+    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, reason, (), PREFIX_TOKENS)
+    accounting = Accounting(at)
+    accounting.take_slot(resumed, 0)
+    resumed.figures = figures(0)
+    accounting.enter(resumed, [])
+
+
 @pytest.mark.parametrize(
     ("reason", "has_room"), [("host_memory_holds_conversation", False), ("host_memory_holds_edited_conversation", None)]
 )
@@ -150,12 +160,7 @@ def test_what_shows_that_host_memory_has_no_room(reason: str, has_room: bool | N
     anchor = replace(talk("xy", answer=0, is_marked=True), is_anchor=True)
     for copy in (anchor, OURS):
         at.model.ledger.copied(copy)
-    resumed = ticket()
-    resumed.need, resumed.plan = need("abc"), Plan(Source.RESUME, reason, (), PREFIX_TOKENS)
-    accounting = Accounting(at)
-    accounting.take_slot(resumed, 0)
-    resumed.figures = figures(0)
-    accounting.enter(resumed, [])
+    resumed_in_vain(at, reason)
     assert (has_room, has_room is None) == (at.model.able.has_room, anchor.name in at.model.ledger.copies)
 
 
@@ -166,13 +171,7 @@ def test_with_what_is_gone_from_host_memory_all_older_copies_are(truncates: bool
     at.model.able = replace(DEFAULT_FLAGS, rolls_back=truncates, window=512 if truncates else 0)
     for copy in (talk("wx", "Q"), OURS, talk("yz", "Q")):
         at.model.ledger.copied(copy)
-    resumed = ticket()
-    resumed.need = need("abc")
-    resumed.plan = Plan(Source.RESUME, "host_memory_holds_conversation", (), PREFIX_TOKENS)
-    accounting = Accounting(at)
-    accounting.take_slot(resumed, 0)
-    resumed.figures = figures(0)
-    accounting.enter(resumed, [])
+    resumed_in_vain(at, "host_memory_holds_conversation")
     assert [*([talk("wx", "Q")] if truncates else []), talk("yz", "Q")] == [*at.model.ledger.copies.values()]
 
 
